@@ -1,8 +1,8 @@
 """The plan language: steps in order, and branches whose condition is evaluated once, when first reached.
 
 A plan is data. Its JSON form is nested ({"plan": [step, {"if": condition, "then": [...], "else": [...]}]}); in
-memory it is flat: each step names the branch and arm it belongs to, each branch names its parent. The model's text becomes a Plan
-only through `plan_from_json`, which refuses what it does not know.
+memory it is flat: each step names the branch and arm it belongs to, each branch names its parent. The model's text
+becomes a Plan only through `plan_from_json`, which refuses what it does not know.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
