@@ -1,0 +1,220 @@
+"""The audit log: append-only JSON lines, each on the disk before the call returns, chained by hash, sealed by key.
+
+A failing log is a stop: every failure is an AuditError, and nothing moves unrecorded. The chain shows edits inside the
+log; the keyed checkpoints show a rewrite of the whole; the head beside the key shows records cut off at the end.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from pathlib import Path
+import threading
+from typing import Protocol
+
+from kv_agent_ros.errors import AuditError
+from kv_agent_ros.harness.audit_key import AuditKey, Head
+from kv_agent_ros.harness.audit_record import (
+    AuditKind,
+    AuditRecord,
+    Entry,
+    MalformedRecordError,
+    from_line,
+    seal,
+    to_line,
+)
+from kv_agent_ros.harness.durable import Write, append_durably
+from kv_agent_ros.robot.plan import Json
+
+FILE_PATTERN = 'audit-*.jsonl'
+
+
+class Audit(Protocol):
+    """Where the gate records what it is about to do. Thread-safe."""
+
+    def append(self, entry: Entry) -> AuditRecord:
+        """Record it durably. Raises AuditError."""
+        ...
+
+    def head(self) -> Head:
+        """The newest record's place in the chain."""
+        ...
+
+    def select(self, wanted: Callable[[AuditRecord], bool], limit: int) -> tuple[AuditRecord, ...]:
+        """The newest `limit` records that are wanted, oldest first. Raises AuditError."""
+        ...
+
+
+class AuditLog:
+    """An Audit in a directory of files `audit-<number>.jsonl`. Opened by `open_audit_log`; close it."""
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        key: AuditKey,
+        head: Head,
+        path: Path,
+        clock: Callable[[], float],
+        checkpoint_every: int,
+        rotate_bytes: int,
+        write: Write,
+    ) -> None:
+        self._directory = directory
+        self._key = key
+        self._head = head
+        self._path = path
+        self._clock = clock
+        self._checkpoint_every = checkpoint_every
+        self._rotate_bytes = rotate_bytes
+        self._write = write
+        self._lock = threading.Lock()
+        self._num_unsealed = 0
+        self._is_closed = False
+
+    def __enter__(self) -> 'AuditLog':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, entry: Entry) -> AuditRecord:
+        with self._lock:
+            if self._is_closed:
+                raise AuditError('audit log: expected an open log, it was closed')
+            record = self._append(entry)
+            self._num_unsealed += 1
+            if self._num_unsealed >= self._checkpoint_every:
+                self._checkpoint()
+            return record
+
+    def head(self) -> Head:
+        with self._lock:
+            return self._head
+
+    def select(self, wanted: Callable[[AuditRecord], bool], limit: int) -> tuple[AuditRecord, ...]:
+        newest: list[AuditRecord] = []
+        for path in reversed(log_files(self._directory)):
+            newest += [record for record in reversed(read_records(path)) if wanted(record)]
+            if len(newest) >= limit:
+                break
+        return tuple(reversed(newest[:limit]))
+
+    def close(self) -> None:
+        """Seal the log; idempotent. Raises AuditError."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._append(Entry(kind=AuditKind.CLOSED))
+                self._checkpoint()
+
+    def _append(self, entry: Entry) -> AuditRecord:
+        record = seal(self._head.seq + 1, self._clock(), entry, self._head.hash)
+        line = to_line(record)
+        try:
+            if self._path.exists() and self._path.stat().st_size + len(line) > self._rotate_bytes:
+                self._path = file_path(self._directory, file_number(self._path) + 1)
+            self._write(self._path, line)
+        except OSError as error:
+            raise AuditError(f'audit log {self._path}: cannot be written: {error}; free the disk') from error
+        self._head = Head(seq=record.seq, hash=record.hash)
+        return record
+
+    def _checkpoint(self) -> None:
+        sealed = self._head
+        fields: Mapping[str, Json] = {'mac': self._key.mac(sealed)}
+        self._append(Entry(kind=AuditKind.CHECKPOINT, fields=fields))
+        self._key.store_head(self._head)
+        self._num_unsealed = 0
+
+
+def open_audit_log(
+    directory: Path,
+    key: AuditKey,
+    clock: Callable[[], float],
+    *,
+    checkpoint_every: int = 16,
+    rotate_bytes: int = 4 << 20,
+    write: Write = append_durably,
+) -> AuditLog:
+    """Open or begin the log in `directory`, taking off a torn last line. Raises AuditError when the log was cut.
+
+    `clock`: ROS time in seconds, for the stamps. The first record of every opening is OPENED.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path = (log_files(directory) or (file_path(directory, 1),))[-1]
+        torn = _take_off_torn_line(path)
+    except OSError as error:
+        raise AuditError(f'audit log {directory}: cannot be opened: {error}') from error
+    log = AuditLog(
+        directory=directory,
+        key=key,
+        head=_resume(directory, key),
+        path=path,
+        clock=clock,
+        checkpoint_every=checkpoint_every,
+        rotate_bytes=rotate_bytes,
+        write=write,
+    )
+    if torn:
+        digest = hashlib.sha256(torn).hexdigest()
+        log.append(Entry(kind=AuditKind.TORN, fields={'bytes': len(torn), 'sha256': digest}))
+    log.append(Entry(kind=AuditKind.OPENED))
+    return log
+
+
+def log_files(directory: Path) -> tuple[Path, ...]:
+    """The files of a log, oldest first."""
+    return tuple(sorted(directory.glob(FILE_PATTERN), key=file_number))
+
+
+def file_path(directory: Path, number: int) -> Path:
+    """The file of that number, from 1."""
+    return directory / f'audit-{number:06d}.jsonl'
+
+
+def file_number(path: Path) -> int:
+    """The number in a file's name; 0 when there is none."""
+    digits = path.stem.removeprefix('audit-')
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
+def read_records(path: Path) -> tuple[AuditRecord, ...]:
+    """The whole lines of a file as records. Raises AuditError at the first that is none."""
+    try:
+        content = path.read_bytes()
+        return tuple(from_line(line) for line in _whole_lines(content))
+    except (OSError, MalformedRecordError) as error:
+        raise AuditError(f'audit log {path}: unreadable: {error}; run the verification') from error
+
+
+def _whole_lines(content: bytes) -> Iterator[bytes]:
+    return iter(content[: content.rfind(b'\n') + 1].splitlines(keepends=True))
+
+
+def _take_off_torn_line(path: Path) -> bytes:
+    """Cut an unfinished last line (a crash in mid-write) off the file and return it."""
+    if not path.exists():
+        return b''
+    content = path.read_bytes()
+    whole = content.rfind(b'\n') + 1
+    if whole < len(content):
+        with path.open('r+b') as file:
+            file.truncate(whole)
+    return content[whole:]
+
+
+def _resume(directory: Path, key: AuditKey) -> Head:
+    """The newest place of the log, never before the sealed one."""
+    head = Head()
+    for path in reversed(log_files(directory)):
+        records = read_records(path)
+        if records:
+            head = Head(seq=records[-1].seq, hash=records[-1].hash)
+            break
+    sealed = key.load_head()
+    if head.seq < sealed.seq:
+        raise AuditError(
+            f'audit log {directory}: expected record {sealed.seq}, which was sealed, but it ends at {head.seq}; '
+            'records were cut off. Keep the directory as evidence and start with another'
+        )
+    return head
