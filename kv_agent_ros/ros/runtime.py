@@ -1,0 +1,187 @@
+"""Runs nodes: a lifecycle node made of a config, a core and its endpoints; one or many in a process; a clean end.
+
+A node file gives a `NodeSpec`: `open` builds the core from the config (configure), `serve` creates the endpoints
+(activate). Everything that was created is destroyed in reverse order by deactivate and cleanup. On SIGINT or SIGTERM a
+flag is set, nodes are taken down in order, the process exits with 0; rclpy's own handler would shut the context down
+under running callbacks.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+import os
+import signal
+import threading
+import traceback
+from types import FrameType
+from typing import Generic, Protocol, TypeVar
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+
+from kv_agent_ros.errors import KvAgentError
+from kv_agent_ros.ros.endpoints import Endpoints
+from kv_agent_ros.ros.parameters import declare_parameters, read_parameters
+
+ConfigT = TypeVar('ConfigT')
+GRACE_S = 4.0
+NUM_THREADS = 48
+
+
+class Core(Protocol):
+    """What a node is around: anything that can be closed."""
+
+    def close(self) -> None:
+        """Free it; idempotent."""
+        ...
+
+
+CoreT = TypeVar('CoreT', bound=Core)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSpec(Generic[ConfigT, CoreT]):
+    """A node: its name, its settings, how to build its core, how to serve it."""
+
+    name: str
+    config: type[ConfigT]
+    open: Callable[[ConfigT, 'ManagedNode'], CoreT]
+    serve: Callable[[CoreT, ConfigT, Endpoints], None]
+
+
+class ManagedNode(LifecycleNode):
+    """A lifecycle node around a NodeSpec. With the parameter `autostart` (default) it configures itself."""
+
+    def __init__(self, spec: NodeSpec, namespace: str = '', overrides: Sequence[Parameter] = ()) -> None:
+        super().__init__(spec.name, namespace=namespace, parameter_overrides=list(overrides))
+        self._spec = spec
+        self._opened = ExitStack()
+        self._served = ExitStack()
+        self.declare_parameter('autostart', True)
+        declare_parameters(self, spec.config)
+
+    def now_s(self) -> float:
+        """ROS time in seconds."""
+        return self.get_clock().now().nanoseconds * 1e-9
+
+    def autostart(self) -> bool:
+        """Configure and activate when the parameter says so; False when a transition failed."""
+        if not self.get_parameter('autostart').value:
+            return True
+        ok = TransitionCallbackReturn.SUCCESS
+        return self.trigger_configure() == ok and self.trigger_activate() == ok
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._guarded('configure', self._open)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        super().on_activate(state)
+        return self._guarded('activate', self._serve)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        super().on_deactivate(state)
+        return self._guarded('deactivate', self._served.close)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._guarded('cleanup', self._opened.close)
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        return self._guarded('shutdown', self.take_down)
+
+    def take_down(self) -> None:
+        """Destroy endpoints, then close the core; idempotent."""
+        self._served.close()
+        self._opened.close()
+
+    def _open(self) -> None:
+        self._config = read_parameters(self, self._spec.config)
+        self._core = self._spec.open(self._config, self)
+        self._opened.callback(self._core.close)
+
+    def _serve(self) -> None:
+        endpoints = Endpoints(self)
+        self._served.callback(endpoints.close)
+        self._spec.serve(self._core, self._config, endpoints)
+        self.get_logger().info('active')
+
+    def _guarded(self, transition: str, act: Callable[[], None]) -> TransitionCallbackReturn:
+        try:
+            act()
+        except KvAgentError as error:
+            self.get_logger().error(f'{transition} failed: {error}')
+            return TransitionCallbackReturn.FAILURE
+        except Exception:  # a lifecycle callback would swallow the traceback
+            self.get_logger().error(f'{transition} failed:\n{traceback.format_exc()}')
+            return TransitionCallbackReturn.FAILURE
+        return TransitionCallbackReturn.SUCCESS
+
+
+def run_node(spec: NodeSpec, args: Sequence[str] | None = None) -> int:
+    """Run one node until a signal; the exit code."""
+    return run_nodes(lambda: [ManagedNode(spec)], args)
+
+
+def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[str] | None = None) -> int:
+    """Run nodes in this process until SIGINT or SIGTERM. 0 = ended on request, 1 = a node could not start."""
+    stop = StopSignal()
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    nodes: list[ManagedNode] = []
+    executor = MultiThreadedExecutor(num_threads=NUM_THREADS)  # callbacks wait on each other's services
+    try:
+        nodes.extend(make_nodes())
+        for node in nodes:
+            executor.add_node(node)
+        starter = threading.Thread(target=_start, args=(nodes, stop), daemon=True)
+        starter.start()
+        while not stop.is_set:
+            executor.spin_once(timeout_sec=0.1)
+    except ExternalShutdownException:
+        pass
+    finally:
+        _take_down(nodes, executor)
+    return stop.exit_code
+
+
+class StopSignal:
+    """Set by SIGINT or SIGTERM; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+        self._event = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def fail(self) -> None:
+        """End the process with exit code 1."""
+        self.exit_code = 1
+        self._event.set()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._event.set()
+
+
+def _start(nodes: Sequence[ManagedNode], stop: StopSignal) -> None:
+    started = [node.autostart() for node in nodes]
+    if not all(started):
+        stop.fail()
+
+
+def _take_down(nodes: Sequence[ManagedNode], executor: MultiThreadedExecutor) -> None:
+    """Close in reverse order of start; when a core hangs, leave anyway after GRACE_S."""
+    timer = threading.Timer(GRACE_S, os._exit, args=(0,))
+    timer.daemon = True
+    timer.start()
+    for node in reversed(nodes):
+        node.take_down()
+    executor.shutdown(timeout_sec=1.0)
+    for node in reversed(nodes):
+        node.destroy_node()
+    rclpy.try_shutdown()
+    timer.cancel()
