@@ -13,7 +13,7 @@ from rclpy.client import Client
 from rclpy.task import Future
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import UnreachableError
+from kv_agent_ros.errors import CanceledError, UnreachableError
 
 POLL_S = 0.05
 CANCEL_S = 3.0
@@ -31,11 +31,20 @@ class ServiceCaller:
 
     def call(self, request: Any, timeout_s: float) -> Any:
         """The response. Raises UnreachableError after `timeout_s` and removes the pending request."""
+        return self.call_until(request, timeout_s, Deadline(timeout_s))
+
+    def call_until(self, request: Any, timeout_s: float, deadline: Deadline) -> Any:
+        """As `call`; a `deadline` that is cancelled gives up at once with CanceledError."""
         if not self._client.service_is_ready() and not self._client.wait_for_service(timeout_sec=min(timeout_s, 2.0)):
             raise UnreachableError(f'{self.name}: expected a server, got none within {min(timeout_s, 2.0)} s')
         future = self._client.call_async(request)
-        if not wait_for(future, Deadline(timeout_s)):
+        own = Deadline(timeout_s)
+        while not wait_for(future, Deadline(POLL_S)):
+            if not (own.is_over or deadline.is_canceled):
+                continue
             self._client.remove_pending_request(future)
+            if deadline.is_canceled:
+                raise CanceledError(f'{self.name}: canceled')
             raise UnreachableError(f'{self.name}: expected an answer within {timeout_s:.1f} s, got none')
         return future.result()
 

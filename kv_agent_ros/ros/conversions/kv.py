@@ -14,10 +14,20 @@ from kv_agent_ros.kvcache.block import (
 )
 from kv_agent_ros.msg import (
     BlockSlot as SlotMsg,
+)
+from kv_agent_ros.msg import (
     KVEvent as EventMsg,
+)
+from kv_agent_ros.msg import (
     KVNamespace as NamespaceMsg,
+)
+from kv_agent_ros.msg import (
     SessionKey as SessionMsg,
+)
+from kv_agent_ros.msg import (
     SessionUsage as SessionUsageMsg,
+)
+from kv_agent_ros.msg import (
     TierUsage as TierMsg,
 )
 from kv_agent_ros.srv import GetCacheStats

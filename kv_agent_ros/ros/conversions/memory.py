@@ -2,7 +2,8 @@
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
-from kv_agent_ros.msg import MemoryRecord as RecordMsg, Recollection as RecollectionMsg
+from kv_agent_ros.msg import MemoryRecord as RecordMsg
+from kv_agent_ros.msg import Recollection as RecollectionMsg
 from kv_agent_ros.ros.conversions.values import time_from_msg, time_to_msg
 
 

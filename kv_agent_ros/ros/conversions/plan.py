@@ -4,10 +4,14 @@ from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.harness.base import Decision, Finding, Verdict
 from kv_agent_ros.msg import (
     Plan as PlanMsg,
+)
+from kv_agent_ros.msg import (
     PlanBranch,
     PlanCondition,
     PlanStep,
     RuleFinding,
+)
+from kv_agent_ros.msg import (
     Verdict as VerdictMsg,
 )
 from kv_agent_ros.robot.base import Step

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping
 import math
 
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Point, Point32, Polygon, Pose as PoseMsg, Quaternion, Twist
+from geometry_msgs.msg import Point, Point32, Polygon, Quaternion, Twist
+from geometry_msgs.msg import Pose as PoseMsg
 
 from kv_agent_ros.errors import Outcome, Status
-from kv_agent_ros.msg import Argument as ArgumentMsg, Result
+from kv_agent_ros.msg import Argument as ArgumentMsg
+from kv_agent_ros.msg import Result
 from kv_agent_ros.robot.base import Argument, Pose, Velocity
 
 

@@ -4,15 +4,35 @@ from std_msgs.msg import Header
 
 from kv_agent_ros.msg import (
     Detection,
+)
+from kv_agent_ros.msg import (
     Door as DoorMsg,
+)
+from kv_agent_ros.msg import (
     Location as LocationMsg,
+)
+from kv_agent_ros.msg import (
     ObjectState as ObjectMsg,
+)
+from kv_agent_ros.msg import (
     Observation as ObservationMsg,
+)
+from kv_agent_ros.msg import (
     PersonState as PersonMsg,
+)
+from kv_agent_ros.msg import (
     RobotState as RobotMsg,
+)
+from kv_agent_ros.msg import (
     Room as RoomMsg,
+)
+from kv_agent_ros.msg import (
     WorldMap as MapMsg,
+)
+from kv_agent_ros.msg import (
     WorldState as WorldMsg,
+)
+from kv_agent_ros.msg import (
     Zone as ZoneMsg,
 )
 from kv_agent_ros.robot.base import RobotState
