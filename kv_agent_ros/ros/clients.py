@@ -1,7 +1,7 @@
 """The shared nodes as seen from another process: each client is the protocol that it forwards.
 
-A peer that does not answer is an UnreachableError (or ModelUnavailableError for the engine); what that means is decided by
-the caller: an engine without cache computes everything, an agent without memory plans without it.
+A peer that does not answer is an UnreachableError (or ModelUnavailableError for the engine); what that means is
+decided by the caller: an engine without cache computes everything, an agent without memory plans without it.
 """
 
 from collections.abc import Sequence
