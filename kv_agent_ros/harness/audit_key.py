@@ -12,8 +12,8 @@ from pathlib import Path
 import secrets
 
 from kv_agent_ros.errors import AuditError, ConfigError
-from kv_agent_ros.harness.durable import replace_durably
 from kv_agent_ros.harness.audit_record import GENESIS, canonical
+from kv_agent_ros.harness.durable import replace_durably
 
 KEY_BYTES = 32
 

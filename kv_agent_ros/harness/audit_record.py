@@ -108,18 +108,7 @@ def from_line(line: bytes) -> AuditRecord:
     """Read a line back. Raises MalformedRecordError when it is not exactly what `to_line` writes, hash included."""
     try:
         document = json.loads(line)
-        record = AuditRecord(
-            seq=document['seq'],
-            stamp_s=document['stamp_s'],
-            entry=Entry(
-                kind=AuditKind(document['kind']),
-                robot_id=document['robot_id'],
-                task_id=document['task_id'],
-                fields=document['fields'],
-            ),
-            prev_hash=document['prev_hash'],
-            hash=document['hash'],
-        )
+        record = _from_document(document)
         rewritten = to_line(record)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MalformedRecordError(f'expected an audit record: {error}') from error
@@ -129,6 +118,28 @@ def from_line(line: bytes) -> AuditRecord:
     if _digest(body) != record.hash:
         raise MalformedRecordError(f'record {record.seq}: the content does not match its hash')
     return record
+
+
+def _from_document(document: dict[str, Json]) -> AuditRecord:
+    seq, stamp_s, fields = document['seq'], document['stamp_s'], document['fields']
+    if not isinstance(seq, int) or not isinstance(stamp_s, (int, float)) or not isinstance(fields, Mapping):
+        raise TypeError('expected seq and stamp_s as numbers, fields as an object')
+    entry = Entry(
+        kind=AuditKind(document['kind']),
+        robot_id=_text(document, 'robot_id'),
+        task_id=_text(document, 'task_id'),
+        fields=fields,
+    )
+    return AuditRecord(
+        seq=seq, stamp_s=stamp_s, entry=entry, prev_hash=_text(document, 'prev_hash'), hash=_text(document, 'hash')
+    )
+
+
+def _text(document: Mapping[str, Json], name: str) -> str:
+    value = document[name]
+    if not isinstance(value, str):
+        raise TypeError(f'expected {name} as text')
+    return value
 
 
 def canonical(document: Json) -> bytes:
