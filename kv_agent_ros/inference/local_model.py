@@ -4,7 +4,6 @@ Knows files and weights, not requests. The revision is a hash of the weights the
 meet KV blocks of the old one.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 import logging
@@ -21,6 +20,7 @@ from kv_agent_ros.inference.chat_format import ChatFormat, ChatTokenizer, chat_f
 from kv_agent_ros.inference.gguf_convert import ProgressListener, converted_directory
 from kv_agent_ros.inference.llama_config import LlamaConfig, read_llama_config
 from kv_agent_ros.inference.local_llama import LayerWeights, Llama, LlamaWeights
+from kv_agent_ros.inference.structured import GrammarCompiler, grammar_compiler
 from kv_agent_ros.kvcache.block import KVNamespace
 
 BUNDLED = 'bundled'
@@ -39,11 +39,8 @@ class LocalModel:
     llama: Llama
     tokenizer: Tokenizer
     chat: ChatTokenizer
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Token ids that end an answer."""
-        return frozenset((*self.llama.config.stop_ids, self.chat.end_id))
+    grammars: GrammarCompiler
+    stop_ids: frozenset[int]  # token ids that end an answer
 
     def namespace(self, block_tokens: int, dtype: str = 'float32', tenant: str = '') -> KVNamespace:
         """The identity of this model's KV blocks when they are stored as `dtype` (float32 is exact)."""
@@ -105,12 +102,16 @@ def _load_directory(directory: Path, name: str) -> LocalModel:
         raise ModelUnavailableError(
             f'{directory}: expected the safetensors of a {config.num_layers}-layer Llama, got {error}; fetch it again'
         ) from error
+    chat = ChatTokenizer(tokenizer, chat_format_of(tokenizer))
+    stop_ids = frozenset((*config.stop_ids, chat.end_id))
     return LocalModel(
         name=name,
         revision=_revision(shards, directory / 'config.json'),
         llama=Llama(config, weights),
         tokenizer=tokenizer,
-        chat=ChatTokenizer(tokenizer, chat_format_of(tokenizer)),
+        chat=chat,
+        grammars=grammar_compiler(tokenizer, config.vocab_size, sorted(stop_ids)),
+        stop_ids=stop_ids,
     )
 
 

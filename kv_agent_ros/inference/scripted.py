@@ -1,0 +1,128 @@
+"""A public fake engine: answers come from a function, tokens and cached prefixes are counted as a real engine would.
+
+Words, single other characters and runs of space are its tokens. No model, no weights.
+"""
+
+from collections.abc import Callable, Sequence
+import re
+import threading
+import time
+
+from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import CanceledError, DeadlineError, ModelUnavailableError, Outcome
+from kv_agent_ros.inference.base import (
+    EngineStats,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Message,
+    Role,
+    TokenListener,
+    Usage,
+    ignore_tokens,
+)
+from kv_agent_ros.inference.endings import cut_short
+from kv_agent_ros.inference.engine_books import EngineBooks
+
+Answer = Callable[[GenerationRequest], str]
+
+
+def answers_in_order(answers: Sequence[str]) -> Answer:
+    """Gives each answer once; a request beyond the last raises ModelUnavailableError."""
+    left = iter(answers)
+    lock = threading.Lock()
+
+    def answer(request: GenerationRequest) -> str:
+        with lock:
+            for text in left:
+                return text
+        raise ModelUnavailableError(f'scripted engine: expected at most {len(answers)} requests, got one more')
+
+    return answer
+
+
+class ScriptedBackend:
+    """An InferenceBackend without a model. Keeps every request in `requests`."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        engine: str = 'scripted',
+        model: str = 'scripted',
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._answer = answer
+        self._books = EngineBooks(engine=engine, model=model)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seen: list[list[str]] = []  # token sequences whose keys and values an engine would hold
+        self.requests: list[GenerationRequest] = []
+
+    def generate(
+        self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
+    ) -> Generation:
+        """See InferenceBackend."""
+        called_at_s = self._clock()
+        prompt = _words(_render(request.messages))
+        with self._lock:
+            self.requests.append(request)
+            num_cached = min(len(prompt) - 1, max((_shared(prompt, seen) for seen in self._seen), default=0))
+        answer = self._answer(request)
+        said: list[str] = []
+        finish_reason, ttft_s = FinishReason.STOP, 0.0
+        end: CanceledError | DeadlineError | None = None
+        try:
+            for word in _words(answer):
+                deadline.check()
+                if len(said) == request.max_new_tokens:
+                    finish_reason = FinishReason.LENGTH
+                    break
+                ttft_s = ttft_s or self._clock() - called_at_s
+                said.append(word)
+                on_text(word)
+        except (CanceledError, DeadlineError) as error:
+            end = error
+        with self._lock:
+            self._seen.append(prompt + said)
+        stats = self._books.stats
+        generation = Generation(
+            outcome=Outcome.SUCCESS,
+            text=''.join(said),
+            finish_reason=finish_reason,
+            usage=Usage(
+                prompt_tokens=len(prompt),
+                cached_tokens=num_cached,
+                computed_tokens=len(prompt) - num_cached,
+                generated_tokens=len(said),
+                ttft_s=ttft_s,
+                total_s=self._clock() - called_at_s,
+            ),
+            engine=stats.engine,
+            model=stats.model,
+        )
+        return self._books.enter(cut_short(generation, end) if end else generation, prefill_s=0.0, load_s=0.0)
+
+    def stats(self) -> EngineStats:
+        """The books."""
+        return self._books.stats
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _render(messages: Sequence[Message]) -> str:
+    turns = ''.join(f'<{message.role.value}>{message.content}</>' for message in messages)
+    return f'{turns}<{Role.ASSISTANT.value}>'
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r'\w+|\s+|[^\w\s]', text)
+
+
+def _shared(first: Sequence[str], second: Sequence[str]) -> int:
+    """Length of the common prefix."""
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))
