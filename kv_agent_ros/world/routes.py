@@ -7,8 +7,8 @@ for the gate. A closed door is no way.
 from dataclasses import dataclass
 import heapq
 
-from kv_agent_ros.world.geometry import distance_m, opening, path_length_m, room_at
-from kv_agent_ros.world.state import Point, WorldState
+from kv_agent_ros.world.geometry import contains, distance_m, distance_to_outline_m, opening, path_length_m, room_at
+from kv_agent_ros.world.state import Door, Point, Room, WorldState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +41,26 @@ class Passage:
 
 
 def passages(world: WorldState) -> tuple[Passage, ...]:
-    """All doors in their current state, and where a hallway meets a room without a door between them."""
-    doors = {door.name: door for door in (*world.map.doors, *world.doors)}
+    """All doors in their current state, and where a hallway without a door in it meets a room."""
+    doors = _doors(world)
     result = [
         Passage(rooms=frozenset(door.rooms), point=door.position, door=door.name, is_open=door.is_open)
-        for door in doors.values()
+        for door in doors
     ]
-    with_door = {passage.rooms for passage in result}
-    rooms = world.map.rooms
-    for index, a in enumerate(rooms):
-        for b in rooms[index + 1 :]:
-            pair = frozenset((a.name, b.name))
-            if pair in with_door or not (a.is_hallway or b.is_hallway):
-                continue
-            point = opening(a.outline, b.outline)
+    taken = {passage.rooms for passage in result}
+    for hallway in (room for room in world.map.rooms if room.is_hallway and not _doors_inside(room, doors)):
+        for room in world.map.rooms:
+            pair = frozenset((hallway.name, room.name))
+            point = opening(hallway.outline, room.outline) if len(pair) == 2 and pair not in taken else None
             if point is not None:
+                taken.add(pair)
                 result.append(Passage(rooms=pair, point=point))
     return tuple(result)
 
 
 def find_route(world: WorldState, start: Point, start_room: str, goal: Point, goal_room: str) -> Route | NoRoute:
     """The shortest route; a room given as '' is looked up from its point."""
-    start_room, goal_room = start_room or _room_name(world, start), goal_room or _room_name(world, goal)
+    start_room, goal_room = _side(world, start, start_room), _side(world, goal, goal_room)
     if not start_room or not goal_room:
         where = start if not start_room else goal
         return NoRoute(reason=f'({where[0]:.1f}, {where[1]:.1f}) m lies in no room of the map')
@@ -79,9 +77,24 @@ def find_route(world: WorldState, start: Point, start_room: str, goal: Point, go
     )
 
 
-def _room_name(world: WorldState, point: Point) -> str:
-    room = room_at(world.map, point)
-    return '' if room is None else room.name
+def _doors(world: WorldState) -> tuple[Door, ...]:
+    return tuple({door.name: door for door in (*world.map.doors, *world.doors)}.values())
+
+
+def _doors_inside(hallway: Room, doors: tuple[Door, ...]) -> tuple[Door, ...]:
+    return tuple(door for door in doors if contains(hallway.outline, door.position))
+
+
+def _side(world: WorldState, point: Point, name: str) -> str:
+    """The room of a point; in a hallway that a door divides, the room on the point's side of the door."""
+    room = world.map.room(name) or room_at(world.map, point)
+    if room is None:
+        return ''
+    for door in _doors_inside(room, _doors(world)) if room.is_hallway else ():
+        ends = [end for end in world.map.rooms if end.name in door.rooms]
+        if ends:
+            return min(ends, key=lambda end: distance_to_outline_m(end.outline, point)).name
+    return room.name
 
 
 def _shortest(

@@ -60,6 +60,25 @@ def test_a_door_replaces_the_opening_of_the_same_pair() -> None:
     assert [passage.door for passage in passages(world)] == ['d']
 
 
+def divided_hallway(is_open: bool) -> WorldState:
+    """Two rooms joined by a hallway with a door in its middle."""
+    rooms = (box('a', 0, 0, 2, 2), box('b', 4, 0, 2, 2), box('hall', 2, 0.5, 2, 1, 'hall'))
+    door = Door(name='d', rooms=('a', 'b'), position=(3.0, 1.0), is_open=is_open)
+    return WorldState(map=WorldMap(name='m', rooms=rooms, locations=(), doors=(door,)))
+
+
+def test_a_closed_door_in_a_hallway_cannot_be_passed_by_the_hallway() -> None:
+    way = find_route(divided_hallway(True), (1.0, 1.0), 'a', (5.0, 1.0), 'b')
+    assert way == Route(path=((1.0, 1.0), (3.0, 1.0), (5.0, 1.0)))
+    assert isinstance(find_route(divided_hallway(False), (1.0, 1.0), 'a', (5.0, 1.0), 'b'), NoRoute)
+
+
+def test_before_a_closed_door_in_a_hallway_the_way_back_is_free() -> None:
+    shut = divided_hallway(False)
+    assert find_route(shut, (2.5, 1.0), 'hall', (1.0, 1.0), 'a') == Route(path=((2.5, 1.0), (1.0, 1.0)))
+    assert isinstance(find_route(shut, (2.5, 1.0), 'hall', (5.0, 1.0), 'b'), NoRoute)
+
+
 POINTS = st.tuples(st.floats(0.01, 3.99), st.floats(0.01, 3.99))
 
 
