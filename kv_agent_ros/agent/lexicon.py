@@ -12,7 +12,21 @@ from kv_agent_ros.agent.words import NOUNS, SMALL, STATES, VERBS, Entry, Kind
 from kv_agent_ros.world.state import LocationKind, WorldMap, WorldState
 
 _DIGITS = {'零': 0, '一': 1, '二': 2, '两': 2, '三': 3, '四': 4, '五': 5, '六': 6, '七': 7, '八': 8, '九': 9}
-_ENGLISH_NUMBERS = 'zero one two three four five six seven eight nine ten eleven twelve'.split()
+_ENGLISH_NUMBERS = [
+    'zero',
+    'one',
+    'two',
+    'three',
+    'four',
+    'five',
+    'six',
+    'seven',
+    'eight',
+    'nine',
+    'ten',
+    'eleven',
+    'twelve',
+]
 _ENGLISH_NUMBERS_AT = {word: float(value) for value, word in enumerate(_ENGLISH_NUMBERS)} | {
     'fifteen': 15.0,
     'twenty': 20.0,

@@ -46,7 +46,7 @@ def _same(kind: Kind, value: str, surfaces: str) -> dict[str, Entry]:
 
 
 def _verb_to(value: str, surfaces: str) -> dict[str, Entry]:
-    return {surface: ((Kind.VERB, value), (Kind.TO, '')) for surface in surfaces.split('|')}
+    return dict.fromkeys(surfaces.split('|'), ((Kind.VERB, value), (Kind.TO, '')))
 
 
 VERBS: dict[str, Entry] = {

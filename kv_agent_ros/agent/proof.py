@@ -1,0 +1,118 @@
+"""Is the goal met? Read from observations only: after each step, and of the world at the end. No model's word counts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+import math
+
+from kv_agent_ros.agent.goal import served
+from kv_agent_ros.agent.intent import FILL_LEVEL, ORIGIN, Guard, Intent, Verb
+from kv_agent_ros.agent.ledger import acts_of
+from kv_agent_ros.robot.base import Step
+from kv_agent_ros.world.conditions import Truth, evaluate
+from kv_agent_ros.world.effects import FILL_TOLERANCE, check_effect
+from kv_agent_ros.world.names import resolve_object
+from kv_agent_ros.world.properties import number
+from kv_agent_ros.world.state import ObjectState, WorldState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """A step that the gate reported done, and what was known before and observed after it."""
+
+    step: Step
+    before: WorldState
+    after: WorldState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """Whether the goal is met, with the facts that say so and what is missing."""
+
+    is_met: bool
+    facts: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+
+
+def judge(intents: Sequence[Intent], moments: Sequence[Moment], world: WorldState, robot_id: str) -> Judgement:
+    """Measure the goal against what was observed after each step and against the world now."""
+    if not moments:
+        return Judgement(is_met=False, facts=(), missing=('no step was carried out',))
+    due: list[Intent] = []
+    missing: list[str] = []
+    facts: list[str] = []
+    for intent in intents:
+        truths = [(guard, _observed(guard, moments, world)) for guard in intent.guards]
+        missing += [f'{guard.condition} was never measured' for guard, truth in truths if truth is Truth.UNKNOWN]
+        if all((truth is Truth.TRUE) == guard.arm and truth is not Truth.UNKNOWN for guard, truth in truths):
+            due.append(intent)
+    proven = [moment for moment in moments if _is_proven(moment, robot_id, facts)]
+    acts = acts_of([moment.step for moment in proven], world)
+    used = served(due, acts, world)
+    missing += [f'not done: {intent}' for intent in due[len(used) :]]
+    missing += [f'not asked for: {act.step}' for at, act in enumerate(acts) if act.is_lasting and at not in used]
+    missing += _end_faults(due, moments, world, robot_id)
+    return Judgement(is_met=not missing, facts=tuple(facts), missing=tuple(dict.fromkeys(missing)))
+
+
+def _is_proven(moment: Moment, robot_id: str, facts: list[str]) -> bool:
+    check = check_effect(moment.step, robot_id, moment.before, moment.after)
+    facts.append(f'{moment.step}: {check.evidence}')
+    return check.is_met
+
+
+def _observed(guard: Guard, moments: Sequence[Moment], world: WorldState) -> Truth:
+    """The condition as it was known when the first lasting act began; at the end when there was none."""
+    lasting = next((m for m in moments if m.step.skill in ('pick', 'pour', 'open', 'close')), None)
+    seen = lasting.before if lasting is not None else world
+    return evaluate(guard.condition, seen, seen.stamp_s, math.inf).truth
+
+
+def _end_faults(due: Sequence[Intent], moments: Sequence[Moment], world: WorldState, robot_id: str) -> Iterator[str]:
+    robot = world.robot(robot_id)
+    if robot is None:
+        yield f'{robot_id} is not observed any more'
+        return
+    if due and due[-1].verb is Verb.DOCK and not robot.is_docked:
+        yield 'the robot is not on its dock'
+    if robot.is_moving:
+        yield 'the robot is still moving'
+    if robot.holding and not any(i.verb is Verb.PICK for i in due):
+        yield f'the robot still holds {robot.holding}'
+    for subject in dict.fromkeys(i.subject for i in due if i.verb is Verb.POUR):
+        yield from _level_fault(
+            subject, [i for i in due if i.verb is Verb.POUR and i.subject == subject], moments, world
+        )
+    last_put = {i.subject: i for i in due if i.verb is Verb.PUT}
+    for subject, intent in last_put.items():
+        yield from _place_fault(subject, intent, moments, world)
+
+
+def _level_fault(subject: str, pours: Sequence[Intent], moments: Sequence[Moment], world: WorldState) -> Iterator[str]:
+    first = next((m for m in moments if m.step.skill == 'pour'), None)
+    if first is None:
+        return
+    before, after = resolve_object(first.before, subject), resolve_object(world, subject)
+    if not isinstance(before, ObjectState) or not isinstance(after, ObjectState):
+        yield f'the {subject} is not known any more'
+        return
+    old, now = number(before, FILL_LEVEL), number(after, FILL_LEVEL)
+    if old is None or now is None:
+        yield f'the fill level of {subject} is not known'
+        return
+    expected = old * math.prod(1.0 - pour.amount for pour in pours)
+    if abs(now - expected) > FILL_TOLERANCE:
+        yield f'the {subject} is {now:.0%} full, expected {expected:.0%}'
+
+
+def _place_fault(subject: str, intent: Intent, moments: Sequence[Moment], world: WorldState) -> Iterator[str]:
+    thing = resolve_object(world, subject)
+    if not isinstance(thing, ObjectState):
+        yield f'the {subject} is not known any more'
+        return
+    first = next((m for m in moments if m.step.skill == 'pick'), None)
+    origin = resolve_object(first.before, subject) if first is not None else thing
+    place = intent.place
+    if place == ORIGIN:
+        place = origin.room if isinstance(origin, ObjectState) else thing.room
+    if place not in (thing.location, thing.room):
+        yield f'the {subject} is at {thing.location or thing.room or "a place unknown"}, expected {place}'
