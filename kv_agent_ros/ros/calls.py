@@ -29,6 +29,11 @@ class ServiceCaller:
     def name(self) -> str:
         return str(self._client.srv_name)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a server is there now."""
+        return bool(self._client.service_is_ready())
+
     def call(self, request: Any, timeout_s: float) -> Any:
         """The response. Raises UnreachableError after `timeout_s` and removes the pending request."""
         return self.call_until(request, timeout_s, Deadline(timeout_s))
