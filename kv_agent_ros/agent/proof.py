@@ -1,4 +1,4 @@
-"""Is the goal met? Read from observations only: after each step, and of the world at the end. No model's word counts."""
+"""Is the goal met? Read from observations only, after each step and at the end. No model's word counts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,10 +78,9 @@ def _end_faults(due: Sequence[Intent], moments: Sequence[Moment], world: WorldSt
         yield 'the robot is still moving'
     if robot.holding and not any(i.verb is Verb.PICK for i in due):
         yield f'the robot still holds {robot.holding}'
-    for subject in dict.fromkeys(i.subject for i in due if i.verb is Verb.POUR):
-        yield from _level_fault(
-            subject, [i for i in due if i.verb is Verb.POUR and i.subject == subject], moments, world
-        )
+    pours = [intent for intent in due if intent.verb is Verb.POUR]
+    for subject in dict.fromkeys(pour.subject for pour in pours):
+        yield from _level_fault(subject, [pour for pour in pours if pour.subject == subject], moments, world)
     last_put = {i.subject: i for i in due if i.verb is Verb.PUT}
     for subject, intent in last_put.items():
         yield from _place_fault(subject, intent, moments, world)

@@ -1,4 +1,4 @@
-"""A plan on trial before anything moves: each case of its conditions is walked through the world model's predictions."""
+"""A plan on trial before anything moves: each case of its conditions is walked through the world's predictions."""
 
 from collections.abc import Callable, Sequence
 
