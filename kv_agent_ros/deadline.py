@@ -49,3 +49,16 @@ class Deadline:
         """Sleep up to `seconds`, less when cancelled or over; True when the work must end."""
         self._canceled.wait(min(seconds, self.remaining_s))
         return self.is_over
+
+    def within(self, timeout_s: float) -> 'Deadline':
+        """One for a part of the work: ends `timeout_s` from now or with this one; a cancel of either ends both."""
+        return self._linked(min(timeout_s, max(self._at_s - self._clock(), 1e-9)))
+
+    def renewed(self, timeout_s: float) -> 'Deadline':
+        """One for what must be done after this one passed (making safe); a cancel of either ends both."""
+        return self._linked(timeout_s)
+
+    def _linked(self, timeout_s: float) -> 'Deadline':
+        other = Deadline(timeout_s, self._clock)
+        other._canceled = self._canceled
+        return other

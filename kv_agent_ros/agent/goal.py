@@ -73,9 +73,8 @@ def _arm_fault(due: Sequence[Intent], steps: Sequence[Step], world: WorldState) 
     keeps = bool(due) and any(i.verb is Verb.PICK for i in due)
     if acts and acts[-1].holding and not keeps:
         return f'the plan ends with the {acts[-1].holding} in the gripper; place it'
-    return (
-        '' if not due or due[-1].verb is not Verb.DOCK or steps[-1].skill == 'dock' else 'the plan must end with dock'
-    )
+    must_dock = bool(due) and due[-1].verb is Verb.DOCK
+    return 'the plan must end with dock' if must_dock and steps[-1].skill != 'dock' else ''
 
 
 def served(due: Sequence[Intent], acts: Sequence[Act], world: WorldState) -> list[int]:

@@ -12,28 +12,10 @@ from kv_agent_ros.agent.words import NOUNS, SMALL, STATES, VERBS, Entry, Kind
 from kv_agent_ros.world.state import LocationKind, WorldMap, WorldState
 
 _DIGITS = {'零': 0, '一': 1, '二': 2, '两': 2, '三': 3, '四': 4, '五': 5, '六': 6, '七': 7, '八': 8, '九': 9}
-_ENGLISH_NUMBERS = [
-    'zero',
-    'one',
-    'two',
-    'three',
-    'four',
-    'five',
-    'six',
-    'seven',
-    'eight',
-    'nine',
-    'ten',
-    'eleven',
-    'twelve',
-]
-_ENGLISH_NUMBERS_AT = {word: float(value) for value, word in enumerate(_ENGLISH_NUMBERS)} | {
-    'fifteen': 15.0,
-    'twenty': 20.0,
-    'thirty': 30.0,
-    'sixty': 60.0,
-}
-_NUMBER = rf'(?:\d+(?:\.\d+)?|[零一二两三四五六七八九十百]+|(?:{"|".join(_ENGLISH_NUMBERS_AT)})(?![a-z0-9_]))'
+_ENGLISH_DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten')
+_ENGLISH_TENS = {'fifteen': 15.0, 'twenty': 20.0, 'thirty': 30.0, 'forty': 40.0, 'fifty': 50.0, 'sixty': 60.0}
+_ENGLISH_NUMBERS = {word: float(value) for value, word in enumerate(_ENGLISH_DIGITS)} | _ENGLISH_TENS
+_NUMBER = rf'(?:\d+(?:\.\d+)?|[零一二两三四五六七八九十百]+|(?:{"|".join(_ENGLISH_NUMBERS)})(?![a-z0-9_]))'
 _PATTERNS = rf"""
     (?P<over>\d+\s*/\s*\d+)
   | (?P<parts>{_NUMBER}分之{_NUMBER})
@@ -141,8 +123,8 @@ def _exact_first(
 
 
 def _number(text: str) -> float:
-    if text in _ENGLISH_NUMBERS_AT:
-        return _ENGLISH_NUMBERS_AT[text]
+    if text in _ENGLISH_NUMBERS:
+        return _ENGLISH_NUMBERS[text]
     if text[0].isascii():
         return float(text)
     total, digit = 0, 0

@@ -90,9 +90,15 @@ STATES: dict[str, Entry] = {
     **_same(
         Kind.STATE,
         'full',
-        'full|filled|filled up|full up|满|满了|倒满|倒满了|已满|装满|装满了|满的|满不满|满没满|已经满|已经满了|是满的|盛满|盛满了|满着|满水',
+        'full|filled|filled up|full up'
+        '|满|满了|倒满|倒满了|已满|装满|装满了|满的|满不满'
+        '|满没满|已经满|已经满了|是满的|盛满|盛满了|满着|满水',
     ),
-    **_same(Kind.STATE, 'not_full', 'not full|没满|不满|没有满|未满|没倒满|没装满|不是满的|没有倒满|没有装满'),
+    **_same(
+        Kind.STATE,
+        'not_full',
+        'not full|没满|不满|没有满|未满|没倒满|没装满|不是满的|没有倒满|没有装满',
+    ),
     **_same(Kind.STATE, 'empty', 'is empty|空|空的|空了|是空的|空不空|已空|空着'),
     **_same(Kind.STATE, 'not_empty', 'not empty|不空|不是空的|没空'),
 }
@@ -148,7 +154,8 @@ NOUNS: dict[str, tuple[str, ...]] = {
     'balcony': ('balcony', '阳台'),
     'dock': (
         'dock', 'charger', 'charging station', 'charging dock', 'charging base', 'charging pile', 'docking station',
-        'home base', 'home', '充电座', '充电桩', '充电站', '充电器', '充电坞', '充电底座', '充电基座', '基座', '底座', '家',
+        'home base', 'home', '充电座', '充电桩', '充电站', '充电器', '充电坞', '充电底座', '充电基座', '基座', '底座',
+        '家',
     ),
     'sink': ('sink', 'basin', '水槽', '洗碗池', '洗手池', '水池', '洗碗槽'),
     'table': ('table', '桌子', '桌', '茶几', '桌面'),
