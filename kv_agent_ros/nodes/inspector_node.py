@@ -1,4 +1,4 @@
-"""The inspector as a node: reads everybody's books, publishes /diagnostics, answers inspect_infra, serves Prometheus."""
+"""The inspector as a node: everybody's books to /diagnostics, to inspect_infra and to Prometheus."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
