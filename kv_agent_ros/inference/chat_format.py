@@ -20,12 +20,15 @@ NUM_REMEMBERED_MESSAGES = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatFormat:
-    """A message is opening + role + after_role + content + closing + after_closing; opening and closing are control tokens."""
+    """A message is opening, role, role_end, after_role, content, closing, after_closing.
+
+    opening, role_end and closing are control tokens, the others are text.
+    """
 
     name: str
     start_of_prompt: tuple[str, ...]
     opening: str
-    role_end: tuple[str, ...]  # control tokens after the role's name
+    role_end: tuple[str, ...]
     after_role: str
     closing: str
     after_closing: str
@@ -98,7 +101,10 @@ class ChatTokenizer:
         return (self._control(form.opening), *self._encode(role.value), *role_end, *self._encode(form.after_role))
 
     def _control(self, text: str) -> int:
-        return int(self._tokenizer.token_to_id(text))
+        token = self._tokenizer.token_to_id(text)
+        if token is None:
+            raise ModelUnavailableError(f'tokenizer: expected the control token {text!r}, got none; use a chat model')
+        return token
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)

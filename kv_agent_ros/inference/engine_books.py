@@ -43,6 +43,4 @@ class EngineBooks:
         """Book a request that ended in an exception."""
         with self._lock:
             books = self._stats
-            self._stats = replace(
-                books, num_requests=books.num_requests + 1, num_failures=books.num_failures + 1
-            )
+            self._stats = replace(books, num_requests=books.num_requests + 1, num_failures=books.num_failures + 1)

@@ -72,7 +72,9 @@ class Llama:
     def __init__(self, config: LlamaConfig, weights: LlamaWeights) -> None:
         self.config = config
         self._weights = weights
-        angles = torch.outer(torch.arange(config.max_tokens, dtype=torch.float32), torch.tensor(rotary_frequencies(config)))
+        angles = torch.outer(
+            torch.arange(config.max_tokens, dtype=torch.float32), torch.tensor(rotary_frequencies(config))
+        )
         self._cos = angles.cos()  # (max_tokens, head_dim / 2)
         self._sin = angles.sin()
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import xxhash
 
 from kv_agent_ros.errors import ModelUnavailableError
-from kv_agent_ros.inference.chat_format import ChatFormat, ChatTokenizer, chat_format_of
+from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of
 from kv_agent_ros.inference.gguf_convert import ProgressListener, converted_directory
 from kv_agent_ros.inference.llama_config import LlamaConfig, read_llama_config
 from kv_agent_ros.inference.local_llama import LayerWeights, Llama, LlamaWeights
@@ -86,7 +86,9 @@ def bundled_gguf() -> Path:
     for member in members:
         if member.suffix == '.gguf':
             return Path(str(member.locate()))
-    raise ModelUnavailableError(f'model {BUNDLED!r}: expected a .gguf file in {BUNDLED_PACKAGE}, got none; reinstall it')
+    raise ModelUnavailableError(
+        f'model {BUNDLED!r}: expected a .gguf file in {BUNDLED_PACKAGE}, got none; reinstall it'
+    )
 
 
 def _load_directory(directory: Path, name: str) -> LocalModel:
@@ -152,6 +154,6 @@ def _revision(shards: list[Path], config: Path) -> str:
     digest = xxhash.xxh3_128()
     for path in (config, *shards):
         with path.open('rb') as file:
-            for chunk in iter(lambda: file.read(HASH_CHUNK_BYTES), b''):  # noqa: B023
+            for chunk in iter(lambda: file.read(HASH_CHUNK_BYTES), b''):
                 digest.update(chunk)
     return digest.hexdigest()

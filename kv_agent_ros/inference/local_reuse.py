@@ -9,12 +9,12 @@ import logging
 
 import numpy as np
 import torch
-import xxhash
 
-from kv_agent_ros.errors import KvAgentError
+from kv_agent_ros.errors import KvAgentError, StoreError
 from kv_agent_ros.inference.local_llama import KVBuffer
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import BlockSlot, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
+from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
 from kv_agent_ros.kvcache.storage.host import SegmentMap
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class KVReuse:
         for index, slot in enumerate(lease.slots):
             raw = self._bytes(slot)
             buffer.values[:, :, :, index * size : (index + 1) * size].copy_(self._block(raw))
-            if xxhash.xxh3_128_digest(raw) != slot.checksum:
+            if checksum(raw) != slot.checksum:
                 self.stats = replace(self.stats, num_bad_checksums=self.stats.num_bad_checksums + 1)
                 _log.warning('block %s: bad checksum, computing from token %d', slot.block_key.hex()[:12], index * size)
                 return self._note_read(index)
@@ -93,21 +93,21 @@ class KVReuse:
             raw = self._bytes(slot)
             first = lease.first_token + index * size
             self._block(raw).copy_(buffer.values[:, :, :, first : first + size])
-            checksums.append(xxhash.xxh3_128_digest(raw))
+            checksums.append(checksum(raw))
         if not checksums:
             return 0
         num_visible = self._cache.commit(lease.lease_id, checksums)
         self.stats = replace(self.stats, num_written_blocks=self.stats.num_written_blocks + num_visible)
         return num_visible
 
-    def _bytes(self, slot: BlockSlot) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    def _bytes(self, slot: BlockSlot) -> ByteArray:
         if slot.length_bytes != self._namespace.block_bytes:
-            raise KvAgentError(
+            raise StoreError(
                 f'slot in {slot.segment}: expected {self._namespace.block_bytes} bytes, got {slot.length_bytes}'
             )
-        return self._segments.view(slot.segment)[slot.offset_bytes : slot.offset_bytes + slot.length_bytes]
+        return self._segments.slot(slot)
 
-    def _block(self, raw: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> torch.Tensor:
+    def _block(self, raw: ByteArray) -> torch.Tensor:
         return torch.from_numpy(raw).view(self._dtype).view(self._namespace.block_shape)
 
     def _note_read(self, num_blocks: int) -> int:

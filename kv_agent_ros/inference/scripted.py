@@ -4,6 +4,7 @@ Words, single other characters and runs of space are its tokens. No model, no we
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 import re
 import threading
 import time
@@ -63,45 +64,41 @@ class ScriptedBackend:
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
         """See InferenceBackend."""
-        called_at_s = self._clock()
+        turn = _Turn(self._clock)
         prompt = _words(_render(request.messages))
         with self._lock:
             self.requests.append(request)
             num_cached = min(len(prompt) - 1, max((_shared(prompt, seen) for seen in self._seen), default=0))
-        answer = self._answer(request)
-        said: list[str] = []
-        finish_reason, ttft_s = FinishReason.STOP, 0.0
-        end: CanceledError | DeadlineError | None = None
+        answer = _words(self._answer(request))
         try:
-            for word in _words(answer):
-                deadline.check()
-                if len(said) == request.max_new_tokens:
-                    finish_reason = FinishReason.LENGTH
-                    break
-                ttft_s = ttft_s or self._clock() - called_at_s
-                said.append(word)
-                on_text(word)
-        except (CanceledError, DeadlineError) as error:
-            end = error
+            turn.speak(answer[: request.max_new_tokens], deadline, on_text)
+            is_whole = len(answer) <= request.max_new_tokens
+            generation = replace(
+                self._generation(turn, len(prompt), num_cached),
+                finish_reason=FinishReason.STOP if is_whole else FinishReason.LENGTH,
+            )
+        except (CanceledError, DeadlineError) as end:
+            generation = cut_short(self._generation(turn, len(prompt), num_cached), end)
         with self._lock:
-            self._seen.append(prompt + said)
+            self._seen.append(prompt + turn.said)
+        return self._books.enter(generation, prefill_s=0.0, load_s=0.0)
+
+    def _generation(self, turn: '_Turn', num_prompt: int, num_cached: int) -> Generation:
         stats = self._books.stats
-        generation = Generation(
+        return Generation(
             outcome=Outcome.SUCCESS,
-            text=''.join(said),
-            finish_reason=finish_reason,
+            text=''.join(turn.said),
             usage=Usage(
-                prompt_tokens=len(prompt),
+                prompt_tokens=num_prompt,
                 cached_tokens=num_cached,
-                computed_tokens=len(prompt) - num_cached,
-                generated_tokens=len(said),
-                ttft_s=ttft_s,
-                total_s=self._clock() - called_at_s,
+                computed_tokens=num_prompt - num_cached,
+                generated_tokens=len(turn.said),
+                ttft_s=turn.ttft_s,
+                total_s=turn.elapsed_s,
             ),
             engine=stats.engine,
             model=stats.model,
         )
-        return self._books.enter(cut_short(generation, end) if end else generation, prefill_s=0.0, load_s=0.0)
 
     def stats(self) -> EngineStats:
         """The books."""
@@ -109,6 +106,27 @@ class ScriptedBackend:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+class _Turn:
+    """What has been said of one answer, and when."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._called_at_s = clock()
+        self.said: list[str] = []
+        self.ttft_s = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._called_at_s
+
+    def speak(self, words: Sequence[str], deadline: Deadline, on_text: TokenListener) -> None:
+        for word in words:
+            deadline.check()
+            self.ttft_s = self.ttft_s or self.elapsed_s
+            self.said.append(word)
+            on_text(word)
 
 
 def _render(messages: Sequence[Message]) -> str:

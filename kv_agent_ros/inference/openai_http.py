@@ -1,0 +1,183 @@
+"""An engine behind a URL that speaks OpenAI's chat completions (vLLM, llama.cpp, Ollama, SGLang, hosted services).
+
+Always streams, so that text, time to first token and cancellation are real; cancelling closes the connection, which is
+how these servers learn of it. Proxies of the environment are not used: the URL is where the tokens go.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+import time
+
+import httpx
+
+from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import (
+    BadRequestError,
+    CanceledError,
+    ConfigError,
+    DeadlineError,
+    KvAgentError,
+    ModelUnavailableError,
+    Outcome,
+)
+from kv_agent_ros.inference.base import (
+    EngineStats,
+    Generation,
+    GenerationRequest,
+    TokenListener,
+    Usage,
+    ignore_tokens,
+)
+from kv_agent_ros.inference.endings import cut_short
+from kv_agent_ros.inference.engine_books import EngineBooks
+from kv_agent_ros.inference.http_deadline import run_within
+from kv_agent_ros.inference.openai_wire import JsonObject, Reply, chat_body, quoted, read_chunk
+
+ExtraFields = Callable[[GenerationRequest], JsonObject]
+
+REQUEST_FAULTS = (400, 413, 422)  # the server understood us and refuses this very request
+END_OF_STREAM = '[DONE]'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpSettings:
+    """Where the server is. `base_url` without /v1; `headers` may hold a key and are never printed."""
+
+    base_url: str
+    model: str
+    engine: str = 'openai'
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def bearer_headers(api_key_path: Path) -> Mapping[str, str]:
+    """The Authorization header from a file that holds only the key; raises ConfigError when it cannot be read."""
+    try:
+        key = api_key_path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f'api_key_path: expected a readable text file, got {api_key_path}: {error}') from error
+    if not key or not key.isprintable() or not key.isascii():
+        raise ConfigError(f'api_key_path: expected one line of ASCII in {api_key_path}, got something else')
+    return {'Authorization': f'Bearer {key}'}
+
+
+def no_extra_fields(request: GenerationRequest) -> JsonObject:
+    """Plain OpenAI: nothing beyond the standard body."""
+    return {}
+
+
+class OpenAiHttpBackend:
+    """An InferenceBackend. Its usage is what the server reports; a server that reports none counts 0."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        *,
+        extra_fields: ExtraFields = no_extra_fields,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._extra_fields = extra_fields
+        self._books = EngineBooks(engine=settings.engine, model=settings.model)
+        self._clock = clock
+        self._is_closed = False
+
+    def generate(
+        self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
+    ) -> Generation:
+        """See InferenceBackend. `token_ids` stays empty: this protocol has only text."""
+        if self._is_closed:
+            raise ModelUnavailableError(f'engine {self._settings.engine}: expected an open engine, got a closed one')
+        body = chat_body(request, self._settings.model) | self._extra_fields(request)
+        exchange = _Exchange(self._settings, on_text, self._clock)
+        try:
+            run_within(deadline, exchange.run(body))
+            generation = replace(exchange.generation(), finish_reason=exchange.reply.finish_reasons[-1])
+        except (CanceledError, DeadlineError) as end:
+            generation = cut_short(exchange.generation(), end)
+        except KvAgentError:
+            self._books.enter_failure()
+            raise
+        return self._books.enter(generation, prefill_s=generation.usage.ttft_s, load_s=0.0)
+
+    def stats(self) -> EngineStats:
+        """The books; `prefill_s` is the time to first token, queue and network included."""
+        return self._books.stats
+
+    def close(self) -> None:
+        """Refuse further requests. Idempotent."""
+        self._is_closed = True
+
+
+class _Exchange:
+    """One request on the wire."""
+
+    def __init__(self, settings: HttpSettings, on_text: TokenListener, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._on_text = on_text
+        self._clock = clock
+        self._called_at_s = clock()
+        self._ttft_s = 0.0
+        self.reply = Reply()
+
+    def generation(self) -> Generation:
+        """What has arrived so far."""
+        reply = self.reply
+        return Generation(
+            outcome=Outcome.SUCCESS,
+            text=reply.text,
+            usage=Usage(
+                prompt_tokens=reply.prompt_tokens,
+                cached_tokens=reply.cached_tokens,
+                computed_tokens=reply.prompt_tokens - reply.cached_tokens,
+                generated_tokens=reply.generated_tokens,
+                ttft_s=self._ttft_s,
+                total_s=self._clock() - self._called_at_s,
+            ),
+            engine=self._settings.engine,
+            model=self._settings.model,
+        )
+
+    async def run(self, body: JsonObject) -> None:
+        url = f'{self._settings.base_url.rstrip("/")}/v1/chat/completions'
+        try:
+            async with (
+                httpx.AsyncClient(timeout=None, trust_env=False, headers=self._settings.headers) as client,
+                client.stream('POST', url, json=body) as response,
+            ):
+                await self._read(response)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise ModelUnavailableError(
+                f'{url}: expected an OpenAI-compatible server, got {type(error).__name__} ({error}); is it running?'
+            ) from error
+        if not self.reply.is_finished:
+            raise ModelUnavailableError(f'{url}: expected a finish_reason at the end of the stream, got none')
+
+    async def _read(self, response: httpx.Response) -> None:
+        if response.status_code != httpx.codes.OK:
+            await response.aread()
+            _refuse(response)
+        if response.headers.get('content-type', '').startswith('application/json'):
+            await response.aread()
+            self._hear(response.text)
+            return
+        async for line in response.aiter_lines():
+            payload = line.removeprefix('data:').strip()
+            if payload == END_OF_STREAM:
+                return
+            if payload and not line.startswith((':', 'event:', 'id:', 'retry:')):
+                self._hear(payload)
+
+    def _hear(self, payload: str) -> None:
+        piece = read_chunk(payload, self.reply)
+        if piece:
+            self._ttft_s = self._ttft_s or self._clock() - self._called_at_s
+            self._on_text(piece)
+
+
+def _refuse(response: httpx.Response) -> None:
+    """The error of a reply that is no answer."""
+    got = f'{response.request.url}: expected status 200, got {response.status_code} {quoted(response.text)}'
+    if response.status_code in REQUEST_FAULTS:
+        raise BadRequestError(got)
+    raise ModelUnavailableError(got)
