@@ -65,6 +65,11 @@ class ActionCaller:
     def name(self) -> str:
         return str(self._client._action_name)  # rclpy has no public reader
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a server is there now."""
+        return bool(self._client.server_is_ready())
+
     def call(self, goal: Any, deadline: Deadline, on_feedback: Callable[[Any], None]) -> Any:
         """The result message. When the deadline ends first the goal is cancelled and its result awaited a moment.
 

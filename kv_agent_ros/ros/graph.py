@@ -75,6 +75,15 @@ def separate_graph(settings: GraphSettings) -> tuple[NodeProcess, ...]:
     return (*shared, *own)
 
 
+def composed_graph(settings: GraphSettings) -> tuple[NodeProcess, ...]:
+    """All nodes in one process, as nodes.bringup composes them."""
+    merged: dict[str, Setting] = {}
+    for extra in settings.parameters.values():
+        merged |= extra
+    robots, state = tuple(settings.robots), str(settings.state_dir)
+    return (NodeProcess(executable='bringup', parameters={'robots': robots, 'state_dir': state, **merged}),)
+
+
 class ProcessGraph:
     """Running processes by label. Use as a context manager; leaving it ends them all."""
 

@@ -1,0 +1,103 @@
+"""What the demonstration can be told on its command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kv_agent_ros.config import STATE_DIR, Setting, expand
+
+REPORT_TASK = '去厨房检查水杯是否倒满，如果满了就倒掉一半，然后返回充电座。'
+ENGLISH = 'Go to the kitchen, check whether the cup is full, if it is pour out half, then return to the charging dock.'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """A run of the demonstration."""
+
+    instruction: str
+    robot: str
+    engine: str
+    engine_url: str
+    model: str
+    world: str
+    seed: int
+    speed: float
+    cup_fill: tuple[str, ...]
+    removed: tuple[str, ...]
+    state_dir: Path
+    picture: Path
+    is_headless: bool
+    is_json: bool
+    is_fresh: bool
+    is_composed: bool
+
+    def parameters(self) -> dict[str, dict[str, Setting]]:
+        """Node parameters of this run, by executable."""
+        return {
+            'simulator_node': {
+                'world': self.world,
+                'seed': self.seed,
+                'realtime_factor': self.speed,
+                'fill_levels': self.cup_fill or ('',),
+                'removed': self.removed or ('',),
+            },
+            'inference_node': {'engine': self.engine, 'engine_url': self.engine_url, 'model': self.model},
+            'world_model_node': {'world': self.world},
+        }
+
+
+def read_options(arguments: Sequence[str]) -> DemoOptions:
+    """The options, or an exit with the help text."""
+    parsed = _parser().parse_args(arguments)
+    state_dir = expand(parsed.state_dir)
+    return DemoOptions(
+        instruction=parsed.instruction,
+        robot=parsed.robot,
+        engine=parsed.engine,
+        engine_url=parsed.engine_url,
+        model=parsed.model,
+        world=parsed.world,
+        seed=parsed.seed,
+        speed=parsed.speed,
+        cup_fill=(f'{parsed.cup}={parsed.cup_fill}',) if parsed.cup_fill is not None else (),
+        removed=(parsed.cup,) if parsed.no_cup else (),
+        state_dir=state_dir,
+        picture=Path(parsed.picture) if parsed.picture else state_dir / 'demo.png',
+        is_headless=parsed.headless or parsed.json,
+        is_json=parsed.json,
+        is_fresh=parsed.fresh,
+        is_composed=parsed.composed,
+    )
+
+
+def _level(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f'expected 0 (empty) to 1 (full), got {text}')
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog='scripts/demo', description='A simulated robot does a task over a real ROS 2 graph, planned by a model.'
+    )
+    add = parser.add_argument
+    add('instruction', nargs='?', default=REPORT_TASK, help='what to do, Chinese or English (default: the cup task)')
+    add('--robot', default='robot1', help='name of the robot (robot1)')
+    add('--engine', default='local', choices=['local', 'openai', 'sglang', 'none'], help='language model (local)')
+    add('--engine-url', default='http://127.0.0.1:30000', help='server of the openai and sglang engines')
+    add('--model', default='bundled', help='bundled, a model directory, or the served model name')
+    add('--world', default='home', help='home or the path of a world file')
+    add('--seed', type=int, default=0, help='seed of the simulator (0)')
+    add('--speed', type=float, default=4.0, help='simulated over real time; 0 = as fast as possible (4)')
+    add('--cup', default='cup1', help='the cup that --cup-fill and --no-cup are about (cup1)')
+    add('--cup-fill', type=_level, default=None, metavar='LEVEL', help='how full the cup is at start, 0 to 1')
+    add('--no-cup', action='store_true', help='take the cup out of the home')
+    add('--state-dir', default=f'{STATE_DIR}/demo', help='KV cache, memory, sessions and audit are kept here')
+    add('--fresh', action='store_true', help='forget what earlier runs left there: everything starts cold')
+    add('--picture', default='', help='where the PNG goes (default: in the state folder)')
+    add('--composed', action='store_true', help='all nodes in one process instead of one each')
+    add('--headless', action='store_true', help='plain lines, no colours')
+    add('--json', action='store_true', help='one JSON object as the last line; implies --headless')
+    return parser
