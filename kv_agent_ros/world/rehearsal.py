@@ -17,7 +17,10 @@ FILL_LEVEL = 'fill_level'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RobotCosts:
-    """What the robot's acts take; the gate's budgets are checked against these."""
+    """What the robot's acts take; the gate's budgets are checked against these.
+
+    The battery's rates are a quarter above the simulated robot's, since a straight line is the shortest guess of a way.
+    """
 
     speed_mps: float = 0.5
     reach_m: float = 1.2
@@ -28,8 +31,8 @@ class RobotCosts:
     pour_s: float = 6.0
     door_s: float = 3.0
     dock_s: float = 2.0
-    battery_per_m: float = 0.002  # fraction of a full battery
-    battery_per_s: float = 0.0001  # fraction of a full battery, moving or not
+    battery_per_m: float = 0.0025  # fraction of a full battery
+    battery_per_s: float = 0.000025  # fraction of a full battery, moving or not
 
 
 DEFAULT_COSTS = RobotCosts()
