@@ -1,6 +1,6 @@
 """The Llama network on torch CPU: token ids and a KV buffer in, logits of the last token out.
 
-Knows neither text nor caches: a prefix that is already in the buffer counts as computed. Exactly one sequence at a time.
+Knows neither text nor caches: a prefix that is already in the buffer counts as computed. One sequence at a time.
 Touvron et al. 2023 (Llama), Su et al. 2021 (RoPE), Ainslie et al. 2023 (grouped queries).
 """
 

@@ -1,6 +1,6 @@
 """Finds and loads a model for the local backend: the bundled SmolLM2 or a Hugging Face Llama directory.
 
-Knows files and weights, not requests. The revision is a hash of the weights themselves, so that a changed file can never
+Knows files and weights, not requests. The revision is a hash of the weights, so that a changed file can never
 meet KV blocks of the old one.
 """
 

@@ -38,6 +38,7 @@ ExtraFields = Callable[[GenerationRequest], JsonObject]
 
 REQUEST_FAULTS = (400, 413, 422)  # the server understood us and refuses this very request
 END_OF_STREAM = '[DONE]'
+MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,14 @@ class HttpSettings:
     model: str
     engine: str = 'openai'
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            url = httpx.URL(self.base_url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f'base_url: expected a URL, got {self.base_url!r} ({error})') from error
+        if url.scheme not in ('http', 'https') or not url.host or not 0 <= (url.port or 0) <= MAX_PORT:
+            raise ConfigError(f'base_url: expected http(s)://host[:port], got {self.base_url!r}')
 
 
 def bearer_headers(api_key_path: Path) -> Mapping[str, str]:
@@ -146,7 +155,7 @@ class _Exchange:
                 client.stream('POST', url, json=body) as response,
             ):
                 await self._read(response)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        except httpx.HTTPError as error:
             raise ModelUnavailableError(
                 f'{url}: expected an OpenAI-compatible server, got {type(error).__name__} ({error}); is it running?'
             ) from error

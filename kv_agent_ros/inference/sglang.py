@@ -1,6 +1,6 @@
 """An SGLang server as an engine: OpenAI's protocol plus whose turn it is, how urgent, and whose cache it may share.
 
-The KV tensors stay in the server; the counts of cached tokens are what it reports (start it with --enable-cache-report).
+The KV tensors stay in the server; the counts of cached tokens are what it reports (--enable-cache-report).
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ async def _get_model(settings: HttpSettings) -> JsonObject:
                 response = await client.get(root + path)
                 if response.status_code != httpx.codes.NOT_FOUND:
                     break
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except httpx.HTTPError as error:
         raise ModelUnavailableError(
             f'{root}: expected an SGLang server, got {type(error).__name__} ({error})'
         ) from error
