@@ -1,0 +1,209 @@
+"""pyrobosim behind a typed face: geometry, collisions, doors, lidar, and where robots and objects are.
+
+With paths.py the only file that knows pyrobosim; headless, no threads. Not thread-safe: SimulatedHome owns it. It has
+no clock: the caller says how long a velocity acts.
+"""
+
+from collections.abc import Mapping, Sequence
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pyrobosim.core.robot import Robot as SimRobot
+from pyrobosim.core.yaml_utils import WorldYamlLoader
+from pyrobosim.sensors.lidar import Lidar2D
+from pyrobosim.utils.polygon import transform_polygon
+from pyrobosim.utils.pose import Pose as SimPose
+from shapely import LineString, Polygon, get_coordinates, intersects_xy
+from shapely import Point as ShapelyPoint
+from shapely.geometry.base import BaseGeometry
+from shapely.ops import unary_union
+
+from kv_agent_ros.robot.base import Pose, Velocity
+from kv_agent_ros.robot.home_file import Point
+from kv_agent_ros.robot.paths import PathFinder
+from kv_agent_ros.robot.things import Things
+
+ROBOT_RADIUS_M = 0.2
+PERSON_RADIUS_M = 0.25
+NUM_RAYS = 180
+LIDAR_RANGE_M = 8.0
+FREE = ''
+WALL = 'a wall or furniture'
+
+
+class Engine:
+    """One pyrobosim world with its robots. `people` and `blocked` (hallways, per robot) are set by the owner."""
+
+    def __init__(self, path: Path, starts: Mapping[str, Pose]) -> None:
+        for name in (path.stem, *starts):
+            _silence(name)
+        self._world = WorldYamlLoader().from_file(path)
+        self._world.logger.setLevel(logging.ERROR)
+        self._robots = {name: self._add_robot(name, pose) for name, pose in starts.items()}
+        self._finders = {name: PathFinder(robot) for name, robot in self._robots.items()}
+        self.things = Things(self._world, self._robots)
+        self.people: dict[str, Point] = {}
+        self.blocked: dict[str, frozenset[str]] = {}
+
+    def _add_robot(self, name: str, pose: Pose) -> SimRobot:
+        step = 360 / NUM_RAYS
+        lidar = Lidar2D(
+            update_rate_s=0.1,
+            angle_units='degrees',
+            min_angle=-180,
+            max_angle=180 - 1.5 * step,
+            angular_resolution=step,
+            max_range_m=LIDAR_RANGE_M,
+        )
+        robot = SimRobot(name=name, radius=ROBOT_RADIUS_M, start_sensor_threads=False, sensors={'lidar': lidar})
+        self._world.add_robot(robot, pose=_to_sim(pose))
+        robot.logger.setLevel(logging.ERROR)
+        return robot
+
+    def pose(self, robot_id: str) -> Pose:
+        """Where that robot is."""
+        return _from_sim(self._robots[robot_id].get_pose())
+
+    def move(self, robot_id: str, velocity: Velocity, duration_s: float) -> str:
+        """Let a velocity act; FREE, or what stands in the way, and then the robot has not moved."""
+        robot = self._robots[robot_id]
+        target = robot.dynamics.step((velocity.linear_mps, 0.0, velocity.angular_radps), duration_s)
+        obstacle = self._obstacle(robot_id, (target.x, target.y)) if velocity.linear_mps else FREE
+        if obstacle == FREE:
+            robot.dynamics.pose = target
+        return obstacle
+
+    def _obstacle(self, robot_id: str, point: Point) -> str:
+        """What a robot standing at `point` would touch. Moving away from a robot or person is always free."""
+        if not intersects_xy(self._world.total_internal_polygon, *point):
+            return WALL
+        for hallway in self.blocked.get(robot_id, ()):
+            if intersects_xy(self._world.get_hallway_by_name(hallway).inflated_closed_polygon, *point):
+                return hallway
+        here = self.pose(robot_id)
+        for name, (other, distance_m) in self._bodies(robot_id).items():
+            near = math.dist(point, other)
+            if near < distance_m and near < math.dist((here.x_m, here.y_m), other):
+                return name
+        return FREE
+
+    def _bodies(self, robot_id: str) -> dict[str, tuple[Point, float]]:
+        """The other robots and the people: where, and how near the centre of this robot may come."""
+        robots = {name: self.pose(name) for name in self._robots if name != robot_id}
+        bodies = {name: ((pose.x_m, pose.y_m), 2 * ROBOT_RADIUS_M) for name, pose in robots.items()}
+        people = {name: (point, ROBOT_RADIUS_M + PERSON_RADIUS_M) for name, point in self.people.items()}
+        return bodies | people
+
+    def region(self, robot_id: str, avoid: Sequence[Polygon]) -> BaseGeometry:
+        """Where the centre of this robot may be, other robots and people included as they stand now."""
+        bodies = [ShapelyPoint(point).buffer(distance) for point, distance in self._bodies(robot_id).values()]
+        return self._world.total_internal_polygon.difference(unary_union([*bodies, *avoid]))
+
+    def hallway_leaf(self, hallway: str) -> Polygon:
+        """The door leaf of a hallway, grown by the robot's radius."""
+        return self._world.get_hallway_by_name(hallway).inflated_closed_polygon
+
+    def plan(self, robot_id: str, region: BaseGeometry, goal: Point) -> tuple[Point, ...]:
+        """Way-points for this robot through a region to the goal; empty when there is no way."""
+        here = self.pose(robot_id)
+        return self._finders[robot_id].find(region, (here.x_m, here.y_m), goal)
+
+    def room_at(self, point: Point) -> str:
+        """The room, else the hallway, around a point; '' outside."""
+        for place in (*self._world.rooms, *self._world.hallways):
+            if intersects_xy(place.polygon, *point):
+                return str(place.name)
+        return ''
+
+    def stands(self, place: str) -> tuple[Pose, ...]:
+        """Where a robot can stand for a room or a location, best first; empty when there is no such place."""
+        entity = self._world.get_entity_by_name(place)
+        if entity is None:
+            return ()
+        poses = entity.nav_poses if entity in self._world.rooms else entity.children[0].nav_poses
+        return tuple(_from_sim(pose) for pose in poses)
+
+    def locations(self) -> dict[str, str]:
+        """Location name → category."""
+        return {place.name: place.category for place in self._world.locations}
+
+    def can_see(self, eye: Point, point: Point) -> bool:
+        """Whether no wall and no closed door lies between two points."""
+        return bool(self._world.total_sensing_polygon.covers(LineString((eye, point))))
+
+    def is_open(self, hallway: str) -> bool:
+        """Whether the door in a hallway is open."""
+        return bool(self._world.get_hallway_by_name(hallway).is_open)
+
+    def hallways(self) -> tuple[str, ...]:
+        """The names of the hallways."""
+        return tuple(hallway.name for hallway in self._world.hallways)
+
+    def hallway_rooms(self, hallway: str) -> tuple[str, str]:
+        """The two rooms that a hallway joins."""
+        entity = self._world.get_hallway_by_name(hallway)
+        return str(entity.room_start.name), str(entity.room_end.name)
+
+    def hallway_ends(self, hallway: str) -> tuple[Pose, Pose]:
+        """Where to stand on either side of a hallway, facing it."""
+        (ax, ay), (bx, by) = self._world.get_hallway_by_name(hallway).points
+        yaw = math.atan2(by - ay, bx - ax)
+        return (
+            Pose(x_m=ax, y_m=ay, yaw_rad=yaw),
+            Pose(x_m=bx, y_m=by, yaw_rad=math.remainder(yaw + math.pi, math.tau)),
+        )
+
+    def open_door(self, hallway: str) -> bool:
+        """Open the door in a hallway; whether it is open now."""
+        self._world.open_location(hallway)
+        return self.is_open(hallway)
+
+    def close_door(self, hallway: str) -> bool:
+        """Close the door in a hallway; False when a robot stands in it."""
+        self._world.close_location(hallway)
+        return not self.is_open(hallway)
+
+    def ranges(self, robot_id: str) -> npt.NDArray[np.float32]:
+        """One lidar scan: (NUM_RAYS,) metres, counter-clockwise from -pi in the robot's frame; no echo = its range."""
+        robot = self._robots[robot_id]
+        pose = robot.get_pose()
+        for each in self._robots.values():
+            each.polygon = transform_polygon(each.raw_polygon, each.get_pose())
+        lidar = robot.sensors['lidar']
+        lidar.update()
+        scan = np.full(NUM_RAYS, LIDAR_RANGE_M, dtype=np.float32)
+        for line in lidar.lidar_lines:
+            ends = get_coordinates(line) - (pose.x, pose.y)
+            far = ends[np.argmax(np.hypot(*ends.T))]
+            angle = math.atan2(far[1], far[0]) - pose.get_yaw() + math.pi
+            scan[round(angle / math.tau * NUM_RAYS) % NUM_RAYS] = math.hypot(*far)
+        for person in self.people.values():
+            scan = np.minimum(scan, _echo(pose, person))
+        return scan
+
+
+def _echo(eye: SimPose, person: Point) -> npt.NDArray[np.float32]:
+    """The lidar echo of a person, a disc: (NUM_RAYS,) metres."""
+    angles = eye.get_yaw() - math.pi + np.arange(NUM_RAYS) * math.tau / NUM_RAYS
+    dx, dy = person[0] - eye.x, person[1] - eye.y
+    along = dx * np.cos(angles) + dy * np.sin(angles)
+    half_chord = PERSON_RADIUS_M**2 - (dx * dx + dy * dy - along**2)
+    hits = (half_chord > 0) & (along > 0)
+    return np.where(hits, along - np.sqrt(np.maximum(half_chord, 0)), LIDAR_RANGE_M).astype(np.float32)
+
+
+def _silence(name: str) -> None:
+    """pyrobosim logs under the names of its world and robots, to the console unless they have a sink."""
+    logging.getLogger(name).addHandler(logging.NullHandler())
+
+
+def _to_sim(pose: Pose) -> SimPose:
+    return SimPose(x=pose.x_m, y=pose.y_m, yaw=pose.yaw_rad)
+
+
+def _from_sim(pose: SimPose) -> Pose:
+    yaw = math.remainder(float(pose.get_yaw()), math.tau)
+    return Pose(x_m=float(pose.x), y_m=float(pose.y), yaw_rad=yaw)

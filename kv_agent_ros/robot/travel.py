@@ -1,0 +1,131 @@
+"""Driving a simulated robot: along planned paths, around what turns out to be in the way, to docks and doors.
+
+Paths keep out of the hazard zones unless the robot stands in one or is sent into one.
+"""
+
+from collections.abc import Sequence
+import math
+
+from shapely import LineString, Polygon
+from shapely import Point as ShapelyPoint
+
+from kv_agent_ros.errors import Outcome
+from kv_agent_ros.robot.act import DONE, Act, failure
+from kv_agent_ros.robot.base import Pose, StepResult, Velocity
+from kv_agent_ros.robot.engine import FREE
+from kv_agent_ros.robot.faults import FaultKind
+from kv_agent_ros.robot.home import EMPTY_BATTERY, TICK_S
+from kv_agent_ros.robot.home_file import Point
+
+SPEED_MPS = 0.5
+TURN_RADPS = 1.5
+ARRIVED_M = 0.01
+ARRIVED_RAD = 0.01
+MAX_TRIES = 6
+YIELD_S = 1.0  # how long a robot waits for a robot or person in its way before it looks for another way
+
+
+def go_to(act: Act, stands: Sequence[Pose], speed_mps: float = SPEED_MPS) -> StepResult:
+    """Drive to the first of `stands` that can be reached, and turn as it says."""
+    obstacle = FREE
+    for attempt in range(MAX_TRIES):
+        path, goal = _plan(act, stands)
+        if not path:
+            break
+        if attempt == 0:
+            _maybe_block(act, path)
+        obstacle = _follow(act, path, speed_mps)
+        if obstacle == FREE:
+            turn_to(act, goal.yaw_rad)
+            return DONE
+        if obstacle == EMPTY_BATTERY:
+            return failure(Outcome.EXECUTION_FAILURE, 'the battery is empty')
+        if obstacle in _hallways(act):
+            act.found_blocked.add(obstacle)
+        else:
+            act.stand(YIELD_S)
+    if obstacle == FREE:
+        return failure(Outcome.PLANNING_FAILURE, 'no path: a closed door, a zone or something else is in the way')
+    return failure(Outcome.EXECUTION_FAILURE, f'path blocked by {obstacle}')
+
+
+def turn_to(act: Act, yaw_rad: float) -> None:
+    """Turn on the spot."""
+    while abs(left := math.remainder(yaw_rad - act.pose().yaw_rad, math.tau)) > ARRIVED_RAD:
+        if act.move(Velocity(angular_radps=_clip(left / TICK_S, TURN_RADPS))) != FREE:
+            return
+    act.home.rest(act.robot_id)
+
+
+def face(act: Act, point: Point) -> None:
+    """Turn towards a point."""
+    here = act.pose()
+    turn_to(act, math.atan2(point[1] - here.y_m, point[0] - here.x_m))
+
+
+def in_zone(act: Act, point: Point) -> bool:
+    """Whether a point lies in a hazard zone."""
+    return any(Polygon(outline).covers(ShapelyPoint(point)) for outline in act.home.section.zones.values())
+
+
+def _plan(act: Act, stands: Sequence[Pose]) -> tuple[tuple[Point, ...], Pose]:
+    """A path to the first reachable stand, and that stand; no path when none is reachable."""
+    here = act.pose()
+    for stand in stands:
+        goal = (stand.x_m, stand.y_m)
+        with act.home.engine() as engine:
+            leaves = [engine.hallway_leaf(hallway) for hallway in act.found_blocked]
+            zones = _zones_to_avoid(act, ((here.x_m, here.y_m), goal))
+            path = engine.plan(act.robot_id, engine.region(act.robot_id, [*leaves, *zones]), goal)
+        if path:
+            return path, stand
+    return (), here
+
+
+def _zones_to_avoid(act: Act, ends: Sequence[Point]) -> list[Polygon]:
+    zones = [Polygon(outline) for outline in act.home.section.zones.values()]
+    return [zone for zone in zones if not any(zone.covers(ShapelyPoint(end)) for end in ends)]
+
+
+def _maybe_block(act: Act, path: Sequence[Point]) -> None:
+    """Give the fault `blocked_path` its chance in each doorway on the path; the robot finds out when it is there."""
+    line = LineString(path)
+    for door, hallway in act.home.section.doors.items():
+        with act.home.engine() as engine:
+            is_on_path = line.intersects(engine.hallway_leaf(hallway))
+        if is_on_path and act.home.strikes(FaultKind.BLOCKED_PATH, act.robot_id, door, hallway):
+            with act.home.engine() as engine:
+                engine.blocked[act.robot_id] |= {hallway}
+
+
+def _hallways(act: Act) -> tuple[str, ...]:
+    return tuple(act.home.section.doors.values())
+
+
+def _follow(act: Act, path: Sequence[Point], speed_mps: float) -> str:
+    """Drive along way-points: turn, then straight; FREE when it arrived, else what is in the way."""
+    for point in path[1:]:
+        if math.dist(point, _here(act)) > ARRIVED_M:
+            face(act, point)
+        while (left_m := math.dist(point, _here(act))) > ARRIVED_M:
+            obstacle = act.move(_towards(act.pose(), point, min(speed_mps, left_m / TICK_S)))
+            if obstacle != FREE:
+                act.home.rest(act.robot_id)
+                return obstacle
+    act.home.rest(act.robot_id)
+    return FREE
+
+
+def _towards(here: Pose, point: Point, speed_mps: float) -> Velocity:
+    bearing = math.atan2(point[1] - here.y_m, point[0] - here.x_m)
+    error = math.remainder(bearing - here.yaw_rad, math.tau)
+    return Velocity(linear_mps=speed_mps * max(0.0, math.cos(error)), angular_radps=_clip(error / TICK_S, TURN_RADPS))
+
+
+def _here(act: Act) -> Point:
+    pose = act.pose()
+    return pose.x_m, pose.y_m
+
+
+def _clip(value: float, limit: float) -> float:
+    return max(-limit, min(limit, value))
