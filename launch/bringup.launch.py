@@ -1,6 +1,6 @@
 """Everything on one machine: what fleet.launch.py starts, and RViz with rviz:=true. Start here.
 
-    ros2 launch kv_agent_ros bringup.launch.py robots:=robot1,robot2 engine:=local
+ros2 launch kv_agent_ros bringup.launch.py robots:=robot1,robot2 engine:=local
 """
 
 from pathlib import Path

@@ -15,10 +15,12 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding='utf-8'
 
 FLOORS = {
     'start': 9,
+    'cli': 9,
+    'demo': 8,
     'nodes': 8,
     'ros': 7,
     'build': 6,
-    'cli': 6,
+    'commands': 6,
     'inspector': 5,
     'agent': 4,
     'harness': 3,
@@ -29,17 +31,23 @@ FLOORS = {
     'kvcache': 1,
     'robot': 1,
     'memory': 1,
-    'errors': 0,
     'config': 0,
     'deadline': 0,
+    'errors': -1,
 }
-ROS_FLOORS = {'nodes', 'ros'}
+ROS_FLOORS = {'demo', 'nodes', 'ros'}
 GENERATED = {'msg', 'srv', 'action'}
 ROS_MODULES = {'rclpy', 'action_msgs', 'builtin_interfaces', 'lifecycle_msgs', 'rcl_interfaces', 'tf2_msgs'}
 TORCH_PLACES = re.compile(r'inference/local\w*\.py|kvcache/storage/device\.py|perception/\w+\.py')
 
 # Factories that keep an optional dependency optional: (file, function).
 LATE_IMPORTS: set[tuple[str, str]] = set()
+
+# They name their modules in a table, because signals must be handled before a slow import.
+STARTERS = {'start.py', 'cli.py'}
+
+# Where whatever breaks means "no": (file, function). Elsewhere a handler for everything must raise again.
+CATCH_ALL = {('harness/judge.py', '_check_rehearsal'), ('harness/judge.py', '_apply')}
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
@@ -168,6 +176,17 @@ def test_imports_stand_at_the_top():
     assert wrong == []
 
 
+def test_only_the_starters_import_our_modules_by_a_text():
+    wrong = []
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(('import_module', '__import__')):
+                is_foreign = isinstance(node.args[0], ast.Constant) and 'kv_agent_ros' not in str(node.args[0].value)
+                wrong += [] if is_foreign or name in STARTERS else [f'{name}:{node.lineno}']
+
+    assert wrong == []
+
+
 def test_no_file_is_longer_than_four_hundred_lines():
     long = {name: text.count('\n') for name, text in SOURCES.items() if text.count('\n') > MAX_FILE_LINES}
 
@@ -191,15 +210,30 @@ def test_every_module_says_what_it_is():
     assert silent == []
 
 
+def handlers(tree: ast.AST) -> Iterator[tuple[str, ast.ExceptHandler]]:
+    """Every `except`, with the name of the function around it."""
+    for function in functions(tree):
+        yield from ((function.name, node) for node in ast.walk(function) if isinstance(node, ast.ExceptHandler))
+
+
+def catches_everything(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    return bool(names & {'Exception', 'BaseException'})
+
+
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Raise) and handler.body[-1].exc is None
+
+
 def test_the_core_catches_what_it_expects_and_nothing_else():
-    wrong = []
-    for name, tree in core().items():
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.ExceptHandler):
-                continue
-            caught = [] if node.type is None else [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)]
-            if node.type is None or {'Exception', 'BaseException'} & set(caught):
-                wrong.append(f'{name}:{node.lineno}')
+    wrong = [
+        f'{name}:{handler.lineno} in {function}()'
+        for name, tree in core().items()
+        for function, handler in handlers(tree)
+        if catches_everything(handler) and not raises_again(handler) and (name, function) not in CATCH_ALL
+    ]
 
     assert wrong == []
 
