@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from kv_agent_ros.robot.base import RobotState
 from kv_agent_ros.world.names import clean_name
 from kv_agent_ros.world.properties import is_stamp
-from kv_agent_ros.world.rehearsal import is_at
+from kv_agent_ros.world.standing import is_at
 from kv_agent_ros.world.state import LocationKind, ObjectState, WorldMap, WorldState
 
 AT_M = 0.75

@@ -12,6 +12,7 @@ from kv_agent_ros.world.base import EffectCheck
 from kv_agent_ros.world.geometry import distance_m, point_of
 from kv_agent_ros.world.names import Ambiguous, Missing, resolve_door, resolve_place
 from kv_agent_ros.world.properties import number, property_seen_s
+from kv_agent_ros.world.standing import is_at
 from kv_agent_ros.world.state import Location, ObjectState, WorldState
 
 NEAR_M = 0.75  # a robot this close to its goal has arrived
@@ -66,7 +67,8 @@ def _navigated(scene: _Scene) -> EffectCheck:
     if not isinstance(place, Location):
         return _check(scene.robot.room == place.name, f'the robot is in {scene.robot.room or "no known room"}')
     away_m = distance_m(point_of(scene.robot.pose), point_of(place.approach))
-    return _check(away_m <= NEAR_M, f'the robot is {away_m:.2f} m from where one stands at {place.name}')
+    where = f'in {scene.robot.room or "no known room"}, {away_m:.2f} m from the approach to {place.name}'
+    return _check(is_at(scene.robot, place, NEAR_M), f'the robot is {where}')
 
 
 def _found(scene: _Scene) -> EffectCheck:

@@ -20,14 +20,13 @@ from kv_agent_ros.world.rehearsal import (
     Rehearsal,
     RobotCosts,
     hypothetical,
-    is_at,
     is_hypothetical,
     measured,
-    standing_pose,
     with_door,
     with_object,
     with_robot,
 )
+from kv_agent_ros.world.standing import is_at, standing_pose
 from kv_agent_ros.world.state import Location, LocationKind, ObjectState, Prediction, WorldState
 
 

@@ -6,10 +6,10 @@ Everything here is a pure function of frozen values.
 from dataclasses import dataclass, replace
 
 from kv_agent_ros.robot.base import Pose, RobotState, Skill, Step, Velocity
-from kv_agent_ros.world.geometry import centroid, distance_m, point_of
+from kv_agent_ros.world.geometry import point_of
 from kv_agent_ros.world.properties import SEEN_SUFFIX, with_stamps
 from kv_agent_ros.world.routes import NoRoute, find_route
-from kv_agent_ros.world.state import Door, Location, ObjectState, Point, Prediction, Room, WorldState
+from kv_agent_ros.world.state import Door, ObjectState, Point, Prediction, WorldState
 from kv_agent_ros.world.update import carried_by
 
 FILL_LEVEL = 'fill_level'
@@ -121,18 +121,3 @@ def measured(thing: ObjectState, stamp_s: float) -> ObjectState:
     """The object after a rehearsed look: its fill level has a later stamp; a value that was unknown is not guessed."""
     stamped = with_stamps(thing)
     return replace(stamped, seen_s=stamp_s, properties={**stamped.properties, FILL_LEVEL + SEEN_SUFFIX: stamp_s})
-
-
-def standing_pose(place: Location | Room) -> Pose:
-    """Where the robot stands when it has gone there: before the furniture, or in the middle of the room."""
-    if isinstance(place, Location):
-        return place.approach
-    x_m, y_m = centroid(place.outline)
-    return Pose(x_m=x_m, y_m=y_m)
-
-
-def is_at(robot: RobotState, place: Location, reach_m: float) -> bool:
-    """Whether the robot stands within reach of the furniture, in its room."""
-    here = point_of(robot.pose)
-    nearest_m = min(distance_m(here, point_of(place.approach)), distance_m(here, point_of(place.pose)))
-    return robot.room in ('', place.room) and nearest_m <= reach_m

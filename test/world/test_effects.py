@@ -29,7 +29,13 @@ GLANCE = replace(CUP, seen_s=20.0, properties={'fill_level': 0.9, 'fill_level' +
 CASES = [
     (step('navigate', target='kitchen'), world(10.0), world(20.0, room='kitchen'), True, 'kitchen'),
     (step('navigate', target='kitchen'), world(10.0), world(20.0), False, 'living_room'),
-    (step('navigate', target='sink'), world(10.0), world(20.0, pose=Pose(x_m=3.0, y_m=2.5)), True, '0.50 m'),
+    (
+        step('navigate', target='sink'),
+        world(10.0),
+        world(20.0, pose=Pose(x_m=3.0, y_m=2.5), room='kitchen'),
+        True,
+        '0.50 m',
+    ),
     (step('navigate', target='sink'), world(10.0), world(20.0), False, '5.10 m'),
     (
         step('find', target='cup'),
