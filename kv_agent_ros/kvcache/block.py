@@ -163,6 +163,11 @@ class CacheStats:
     num_checksum_failures: int
 
 
+def block_key(parent: bytes, tokens: bytes) -> bytes:
+    """Key of the block whose tokens are `tokens` (little-endian int32) after `parent`, a key or a namespace digest."""
+    return hashlib.sha256(b'kv_agent_ros/block/1' + parent + tokens).digest()
+
+
 def block_keys(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> list[bytes]:
     """Keys of the full blocks of a token sequence, first to last; the partial tail has none."""
     array = np.ascontiguousarray(tokens, dtype='<i4')
@@ -170,6 +175,6 @@ def block_keys(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> li
     parent = namespace.digest
     keys = []
     for start in range(0, len(array) - size + 1, size):
-        parent = hashlib.sha256(b'kv_agent_ros/block/1' + parent + array[start : start + size].tobytes()).digest()
+        parent = block_key(parent, array[start : start + size].tobytes())
         keys.append(parent)
     return keys

@@ -1,0 +1,88 @@
+"""The seam to places that keep blocks: keys to checked bytes.
+
+A store neither knows prefixes nor chooses victims: `BackingTier` and `KVCacheManager` do that with their trees.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+ByteArray = npt.NDArray[np.uint8]  # (num_bytes,), contiguous
+
+
+def checksum(value: ByteArray) -> bytes:
+    """xxh3-128 of the bytes, 16 bytes: finds accidents in memory and on disk, not attacks."""
+    return xxhash.xxh3_128_digest(value.data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRecord:
+    """What must be known about a block to find its place in a tree again, without its bytes."""
+
+    key: bytes
+    parent_key: bytes  # the namespace digest for the first block of a prefix
+    root: bytes  # namespace digest
+    tokens: bytes  # little-endian int32
+    length_bytes: int
+    checksum: bytes
+
+
+class PutResult(Enum):
+    """What became of a put."""
+
+    STORED = 'stored'
+    """The block is there, or was there before."""
+    FULL = 'full'
+    """No room; delete something and try again."""
+    CORRUPT = 'corrupt'
+    """The bytes do not have the checksum of the record; nothing was stored."""
+    FAILED = 'failed'
+    """The device failed, or the block can never fit; nothing was stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreUsage:
+    """A store's books: capacity counts everything it may occupy, whole pages included."""
+
+    capacity_bytes: int
+    used_bytes: int
+    num_blocks: int
+    num_errors: int = 0  # failed reads and writes of the device
+    num_corrupt: int = 0  # blocks whose bytes or header did not have their checksum
+
+
+class BlockStore(Protocol):
+    """Keeps blocks by key. Failing devices are misses that `usage()` counts; no method raises for them."""
+
+    def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
+        """Keep a copy of the bytes, whole or not at all."""
+        ...
+
+    def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
+        """Fill `out` with the verified bytes; the block's record, or None for a miss (`out` is then undefined)."""
+        ...
+
+    def delete(self, key: bytes) -> None:
+        """Free the block; an unknown key is ignored."""
+        ...
+
+    def size_bytes(self, key: bytes) -> int:
+        """What the block occupies of the capacity, 0 when it is not there."""
+        ...
+
+    def records(self) -> Iterator[BlockRecord]:
+        """All blocks, longest unused first."""
+        ...
+
+    def usage(self) -> StoreUsage:
+        """The books."""
+        ...
+
+    def close(self) -> None:
+        """Free what the process holds; idempotent."""
+        ...
