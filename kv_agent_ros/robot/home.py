@@ -34,6 +34,8 @@ from kv_agent_ros.robot.view import gone, people_in_view, sightings
 TICK_S = 0.05  # the longest time a velocity acts between two collision checks
 LOOK_S = 0.001  # a look takes time, so the stamps of one robot's frames grow
 EMPTY_BATTERY = 'an empty battery'
+MAX_LINEAR_MPS = 1.0
+MAX_ANGULAR_RADPS = 2.0
 
 
 class SimulatedHome:
@@ -195,15 +197,19 @@ class SimulatedHome:
             self._raise_if_halted(self._body(robot_id))
 
     def drive(self, robot_id: str, velocity: Velocity) -> None:
-        """Hold a velocity until the next command, or until DEADMAN_S without one. Ignored while a step runs."""
+        """Hold a velocity, cut to what the motors can, until the next command, or until DEADMAN_S without one.
+
+        Ignored while a step runs. Raises BadRequestError when it is not finite.
+        """
         if not (math.isfinite(velocity.linear_mps) and math.isfinite(velocity.angular_radps)):
             raise BadRequestError(f'velocity: expected finite numbers, got {velocity}')
         with self.engine():
             body = self._body(robot_id)
             if not body.is_busy:
                 now_s = self._clock()
-                body.velocity = velocity
-                body.drive = Drive(velocity=velocity, since_s=now_s, until_s=now_s + DEADMAN_S)
+                limited = _within_limits(velocity)
+                body.velocity = limited
+                body.drive = Drive(velocity=limited, since_s=now_s, until_s=now_s + DEADMAN_S)
 
     def move(self, robot_id: str, velocity: Velocity, duration_s: float) -> str:
         """Let a velocity act inside a step; FREE, or what stands in the way. Raises CanceledError when stopped."""
@@ -277,3 +283,10 @@ class SimulatedHome:
         doors = door_readings(self._engine, self.section.doors)
         halls = self.section.doors
         return tuple(d for d in doors if room in (halls[d.name], *self._engine.hallway_rooms(halls[d.name])))
+
+
+def _within_limits(velocity: Velocity) -> Velocity:
+    return Velocity(
+        linear_mps=max(-MAX_LINEAR_MPS, min(MAX_LINEAR_MPS, velocity.linear_mps)),
+        angular_radps=max(-MAX_ANGULAR_RADPS, min(MAX_ANGULAR_RADPS, velocity.angular_radps)),
+    )
