@@ -96,6 +96,7 @@ class PerceptionConfig:
     """perception_node."""
 
     robot_id: str = setting('robot1', ROBOT_ID)
+    world: str = setting('home', WORLD)
     min_confidence: float = setting(0.5, 'detections below this are dropped', '1', 0.0, 1.0)
     max_skew_s: float = setting(1.0, 'frames older than this beside the odometry are dropped', 's', 0.01, 10.0)
 
@@ -144,6 +145,7 @@ class InferenceConfig:
     storage_dtype: str = setting('float32', 'element type of stored KV blocks', choices=('float32', 'float16'))
     block_tokens: int = setting(16, 'tokens a KV block', 'tokens', 1, 256)
     api_key_file: str = setting('', 'file with the key of the server; no file, no key')
+    cache_salt: str = setting('home', 'keeps the prefixes of tenants apart on a shared server')
     cache_timeout_s: float = setting(5.0, 'the KV cache must answer within; else all is computed', 's', 0.05, 60.0)
 
 

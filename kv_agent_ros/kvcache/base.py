@@ -37,6 +37,13 @@ class PrefixCache(Protocol):
         """End a lease; idempotent, unknown ids are ignored."""
         ...
 
+    def discard(self, lease_id: str, num_good_blocks: int) -> None:
+        """End a read lease whose block number `num_good_blocks` does not have its checksum.
+
+        That block and everything after it leave every tier.
+        """
+        ...
+
     def pin(self, session: SessionKey, duration_s: float) -> int:
         """Keep the session's blocks in memory for a while (capped); returns how many blocks are pinned."""
         ...

@@ -26,6 +26,7 @@ from kv_agent_ros.ros.runtime import NodeSpec, run_node
 from kv_agent_ros.srv import (
     AcquirePrefix,
     CommitBlocks,
+    DiscardBlocks,
     EvictBlocks,
     GetCacheStats,
     PinSession,
@@ -65,6 +66,10 @@ class CacheService:
         """release_lease."""
         self._manager.release(request.lease_id)
 
+    def discard(self, request: DiscardBlocks.Request, response: DiscardBlocks.Response) -> None:
+        """discard_blocks."""
+        self._manager.discard(request.lease_id, request.num_good_blocks)
+
     def pin(self, request: PinSession.Request, response: PinSession.Response) -> None:
         """pin_session."""
         response.num_blocks = self._manager.pin(session_from_msg(request.session), request.duration_s)
@@ -75,9 +80,9 @@ class CacheService:
 
     def evict(self, request: EvictBlocks.Request, response: EvictBlocks.Response) -> None:
         """evict."""
-        if request.tier not in {Tier.DRAM.value, Tier.SSD.value}:
-            raise BadRequestError(f'tier: expected dram or ssd, got {request.tier!r}')
-        response.freed_bytes = self._manager.evict(Tier(request.tier), request.num_bytes)
+        if request.tier != Tier.DRAM.value:
+            raise BadRequestError(f'tier: expected dram (the others keep to their own budget), got {request.tier!r}')
+        response.freed_bytes = self._manager.evict(request.num_bytes)
 
     def stats(self, request: GetCacheStats.Request, response: GetCacheStats.Response) -> None:
         """cache_stats."""
@@ -91,6 +96,7 @@ def serve(core: CacheCore, config: KVCacheConfig, endpoints: Endpoints) -> None:
     endpoints.service(ReserveBlocks, 'reserve_blocks', service.reserve)
     endpoints.service(CommitBlocks, 'commit_blocks', service.commit)
     endpoints.service(ReleaseLease, 'release_lease', service.release)
+    endpoints.service(DiscardBlocks, 'discard_blocks', service.discard)
     endpoints.service(PinSession, 'pin_session', service.pin)
     endpoints.service(ReleaseSession, 'release_session', service.end_session)
     endpoints.service(EvictBlocks, 'evict', service.evict)

@@ -31,6 +31,7 @@ from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.srv import (
     AcquirePrefix,
     CommitBlocks,
+    DiscardBlocks,
     ExplainFailure,
     ForgetRecord,
     GetCacheStats,
@@ -55,6 +56,7 @@ class RosPrefixCache:
         self._reserve = endpoints.service_caller(ReserveBlocks, f'{namespace}reserve_blocks')
         self._commit = endpoints.service_caller(CommitBlocks, f'{namespace}commit_blocks')
         self._release = endpoints.service_caller(ReleaseLease, f'{namespace}release_lease')
+        self._discard = endpoints.service_caller(DiscardBlocks, f'{namespace}discard_blocks')
         self._pin = endpoints.service_caller(PinSession, f'{namespace}pin_session')
         self._end = endpoints.service_caller(ReleaseSession, f'{namespace}release_session')
         self._stats = endpoints.service_caller(GetCacheStats, f'{namespace}cache_stats')
@@ -85,6 +87,10 @@ class RosPrefixCache:
 
     def release(self, lease_id: str) -> None:
         self._release.call(ReleaseLease.Request(lease_id=lease_id), self._timeout_s)
+
+    def discard(self, lease_id: str, num_good_blocks: int) -> None:
+        request = DiscardBlocks.Request(lease_id=lease_id, num_good_blocks=num_good_blocks)
+        self._discard.call(request, self._timeout_s)
 
     def pin(self, session: SessionKey, duration_s: float) -> int:
         request = PinSession.Request(session=session_to_msg(session), duration_s=duration_s)

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile
+from std_srvs.srv import Trigger
 
 from kv_agent_ros.errors import KvAgentError, Outcome, Status
 from kv_agent_ros.msg import Metric, Result
@@ -72,6 +74,24 @@ class Endpoints:
         group = MutuallyExclusiveCallbackGroup()
         timer = self.node.create_timer(period_s, self._logged(handler), callback_group=group)
         self._stack.callback(self.node.destroy_timer, timer)
+
+    def steady_timer(self, period_s: float, handler: Callable[[], None]) -> None:
+        """A timer on the steady clock: for watchdogs, and for who makes ROS time."""
+        group = MutuallyExclusiveCallbackGroup()
+        clock = Clock(clock_type=ClockType.STEADY_TIME)
+        timer = self.node.create_timer(period_s, self._logged(handler), callback_group=group, clock=clock)
+        self._stack.callback(self.node.destroy_timer, timer)
+
+    def trigger(self, name: str, act: Callable[[], None]) -> None:
+        """A std_srvs/Trigger service; what `act` raises is the answer."""
+
+        def answer(request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+            status = self._status(name, act)
+            response.success, response.message = status.is_success, status.message
+            return response
+
+        service = self.node.create_service(Trigger, name, answer, callback_group=self._group)
+        self._stack.callback(self.node.destroy_service, service)
 
     def service(self, service_type: Any, name: str, handler: Handler) -> None:
         """A service; see the module for what the handler returns and raises."""
