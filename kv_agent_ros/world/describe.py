@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from kv_agent_ros.robot.base import RobotState
 from kv_agent_ros.world.names import clean_name
 from kv_agent_ros.world.properties import is_stamp
+from kv_agent_ros.world.routes import is_doorway
 from kv_agent_ros.world.standing import is_at
 from kv_agent_ros.world.state import LocationKind, ObjectState, WorldMap, WorldState
 
@@ -18,7 +19,7 @@ MAX_OBJECTS = 40  # a flood of sightings must not push the task out of the conte
 
 def describe_map(home: WorldMap) -> str:
     """Rooms with their locations, doors, zones, and the kinds of objects that can be found; ends with a newline."""
-    lines = [_room_line(home, room.name) for room in home.rooms]
+    lines = [_room_line(home, room.name) for room in home.rooms if not is_doorway(home, room)]
     lines += [f'door {door.name}: {door.rooms[0]}-{door.rooms[1]}' for door in home.doors]
     if home.zones:
         lines.append(f'keep out: {_listed(zone.name for zone in home.zones)}')

@@ -7,15 +7,16 @@ than the robot's last report before the act. An unknown is a failed check, with 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kv_agent_ros.robot.base import RobotState, Step
+from kv_agent_ros.robot.base import Argument, RobotState, Step
 from kv_agent_ros.world.base import EffectCheck
 from kv_agent_ros.world.geometry import distance_m, point_of
 from kv_agent_ros.world.names import Ambiguous, Missing, resolve_door, resolve_place
-from kv_agent_ros.world.properties import number, property_seen_s
+from kv_agent_ros.world.properties import is_stamp, number, property_seen_s
 from kv_agent_ros.world.standing import is_at
 from kv_agent_ros.world.state import Location, ObjectState, WorldState
 
 NEAR_M = 0.75  # a robot this close to its goal has arrived
+CLOSE_M = 1.5  # from where an object is looked at closely
 FILL_LEVEL = 'fill_level'
 FILL_TOLERANCE = 0.08  # fraction; what a camera's level and a pour may be off together
 
@@ -81,16 +82,26 @@ def _found(scene: _Scene) -> EffectCheck:
 
 
 def _inspected(scene: _Scene) -> EffectCheck:
-    stamps = {
-        thing.object_id: property_seen_s(thing, FILL_LEVEL)
-        for thing in scene.after.find_objects(scene.target)
-        if number(thing, FILL_LEVEL) is not None
-    }
-    fresh = [thing for thing in scene.after.objects if stamps.get(thing.object_id, float('-inf')) > scene.since_s]
-    if not fresh:
-        return _missed(f'the fill level of {scene.target} was not measured since {scene.since_s:.2f} s')
-    thing = max(fresh, key=lambda each: (stamps[each.object_id], each.object_id))
-    return _met(f'{thing.object_id} was measured at {stamps[thing.object_id]:.2f} s: {_percent(thing)} full')
+    """Something of it was measured; or, for a thing that shows nothing to measure, it was seen from close by."""
+    things = scene.after.find_objects(scene.target)
+    for thing in things:
+        fresh = [name for name in thing.properties if not is_stamp(name) and _is_fresh(scene, thing, name)]
+        if fresh:
+            values = ', '.join(f'{name} {_shown(thing.properties[name])}' for name in sorted(fresh))
+            return _met(f'{thing.object_id} was measured at {property_seen_s(thing, fresh[0]):.2f} s: {values}')
+    for thing in things:
+        away_m = distance_m(point_of(scene.robot.pose), point_of(thing.pose))
+        if thing.seen_s > scene.since_s and away_m <= CLOSE_M and not thing.properties:
+            return _met(f'{thing.object_id} was seen at {thing.seen_s:.2f} s from {away_m:.2f} m; nothing to measure')
+    return _missed(f'nothing of {scene.target} was measured since {scene.since_s:.2f} s')
+
+
+def _is_fresh(scene: _Scene, thing: ObjectState, name: str) -> bool:
+    return property_seen_s(thing, name) > scene.since_s
+
+
+def _shown(value: Argument) -> str:
+    return value if isinstance(value, str) else f'{value:.2f}'
 
 
 def _picked(scene: _Scene) -> EffectCheck:
@@ -152,11 +163,6 @@ def _waited(scene: _Scene) -> EffectCheck:
 
 def _object(world: WorldState, object_id: str) -> ObjectState | None:
     return next((thing for thing in world.objects if thing.object_id == object_id), None)
-
-
-def _percent(thing: ObjectState) -> str:
-    level = number(thing, FILL_LEVEL)
-    return 'unknown' if level is None else f'{level:.0%}'
 
 
 CHECKS: Mapping[str, Callable[[_Scene], EffectCheck]] = {

@@ -18,6 +18,15 @@ def distance_m(a: Point, b: Point) -> float:
     return math.hypot(a[0] - b[0], a[1] - b[1])
 
 
+def short_of(start: Point, goal: Point, gap_m: float) -> Point:
+    """The point on the way from start to goal that is `gap_m` before the goal; start when it is nearer already."""
+    away_m = distance_m(start, goal)
+    if away_m <= gap_m:
+        return start
+    part = 1.0 - gap_m / away_m
+    return (start[0] + part * (goal[0] - start[0]), start[1] + part * (goal[1] - start[1]))
+
+
 def path_length_m(path: Sequence[Point]) -> float:
     """Sum of the segments; 0 for fewer than two points."""
     return sum(distance_m(a, b) for a, b in itertools.pairwise(path))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kv_agent_ros.robot.base import ArgumentKind, Skill, Step
 from kv_agent_ros.robot.skills import skill_by_name
-from kv_agent_ros.world.geometry import distance_m, point_of
+from kv_agent_ros.world.geometry import point_of
 from kv_agent_ros.world.names import Ambiguous, Missing, resolve_door, resolve_object, resolve_place
 from kv_agent_ros.world.properties import SEEN_SUFFIX, number, property_seen_s
 from kv_agent_ros.world.rehearsal import (
@@ -26,7 +26,7 @@ from kv_agent_ros.world.rehearsal import (
     with_object,
     with_robot,
 )
-from kv_agent_ros.world.standing import is_at, standing_pose
+from kv_agent_ros.world.standing import SLACK_M, is_at, standing_pose
 from kv_agent_ros.world.state import Location, LocationKind, ObjectState, Prediction, WorldState
 
 
@@ -85,68 +85,73 @@ def _find(act: Rehearsal) -> Prediction:
 
 
 def _inspect(act: Rehearsal) -> Prediction:
-    thing = _known_object(act)
+    thing = _object_in_room(act)
     if isinstance(thing, Prediction):
         return thing
-    furniture = act.world.map.location(thing.location)
-    if thing.object_id == act.robot.holding or (is_hypothetical(thing) and thing.room == act.robot.room):
-        driven = act.done(act.world, act.costs.inspect_s)
-    elif furniture is not None:
-        driven = act.drive_to(furniture.approach, furniture.room, act.costs.speed_mps, act.costs.inspect_s)
-    else:
-        driven = act.drive_to(thing.pose, thing.room, act.costs.speed_mps, act.costs.inspect_s)
-    if not driven.is_feasible:
-        return driven
-    return replace(driven, world=with_object(driven.world, measured(thing, driven.world.stamp_s)))
+    near = _go_to(act, thing, act.costs.inspect_s)
+    if not near.is_feasible:
+        return near
+    return replace(near, world=with_object(near.world, measured(thing, near.world.stamp_s)))
 
 
 def _pick(act: Rehearsal) -> Prediction:
     if act.robot.holding:
         return act.fail(f'the gripper holds {act.robot.holding}; place it first')
-    thing = _known_object(act)
+    thing = _object_in_room(act)
     if isinstance(thing, Prediction):
         return thing
-    if not _is_in_reach(act, thing):
-        return act.fail(f'{thing.object_id} is out of reach ({_whereabouts(act, thing)}); go there first')
-    holding = replace(act.robot, holding=thing.object_id, is_docked=False)
-    return act.done(with_robot(act.world, holding), act.costs.pick_s)
+    near = _go_to(act, thing, act.costs.pick_s)
+    arrived = near.world.robot(act.robot.robot_id)
+    if not near.is_feasible or arrived is None:
+        return near
+    holding = replace(arrived, holding=thing.object_id, is_docked=False)
+    return replace(near, world=with_robot(near.world, holding))
 
 
 def _place(act: Rehearsal) -> Prediction:
     held = _held_object(act)
     if isinstance(held, Prediction):
         return held
-    target = _furniture_at_hand(act, LocationKind.SURFACE)
+    target = _furniture_in_room(act, LocationKind.SURFACE)
     if isinstance(target, Prediction):
         return target
-    empty = with_robot(act.world, replace(act.robot, holding=''))
-    put = replace(held, pose=target.pose, location=target.name, room=target.room)
-    return act.done(with_object(empty, put), act.costs.place_s)
+    near = _go_to(act, target, act.costs.place_s)
+    arrived = near.world.robot(act.robot.robot_id)
+    if not near.is_feasible or arrived is None:
+        return near
+    put = replace(held, pose=target.pose, location=target.name, room=target.room, seen_s=near.world.stamp_s)
+    return replace(near, world=with_object(with_robot(near.world, replace(arrived, holding='')), put))
 
 
 def _pour(act: Rehearsal) -> Prediction:
     held = _held_object(act)
     if isinstance(held, Prediction):
         return held
-    sink = _furniture_at_hand(act, LocationKind.SINK)
+    sink = _furniture_in_room(act, LocationKind.SINK)
     if isinstance(sink, Prediction):
         return sink
     if property_seen_s(held, FILL_LEVEL) == float('-inf'):
         return act.fail(f'the fill level of {held.object_id} was never measured; inspect it first')
-    before, stamp_s = number(held, FILL_LEVEL), act.world.stamp_s + act.costs.pour_s
+    near = _go_to(act, sink, act.costs.pour_s)
+    if not near.is_feasible:
+        return near
+    before = number(held, FILL_LEVEL)
     left = {} if before is None else {FILL_LEVEL: before * (1.0 - _number(act, 'fraction', 1.0))}
-    poured = replace(held, properties={**held.properties, **left, FILL_LEVEL + SEEN_SUFFIX: stamp_s})
-    return act.done(with_object(act.world, poured), act.costs.pour_s)
+    carried = _held_in(near, act) or held
+    poured = {**carried.properties, **left, FILL_LEVEL + SEEN_SUFFIX: near.world.stamp_s}
+    return replace(near, world=with_object(near.world, replace(carried, properties=poured)))
 
 
 def _turn_door(act: Rehearsal) -> Prediction:
     door = resolve_door(act.world, act.step.text('target'))
     if isinstance(door, (Missing, Ambiguous)):
         return act.fail(door.reason)
-    if act.robot.room and act.robot.room not in door.rooms and not _is_near(act, door.position):
-        return act.fail(f'{door.name} is out of reach: it joins {" and ".join(door.rooms)}; go there first')
-    turned = replace(door, is_open=act.step.skill == 'open')
-    return act.done(with_door(act.world, turned), act.costs.door_s)
+    sides = [act.robot.room] if act.robot.room in door.rooms else [room for room in door.rooms if room]
+    ways = [act.drive_near(door.position, room, act.costs.door_s) for room in sides]
+    best = min(ways, key=lambda way: (not way.is_feasible, way.distance_m))
+    if not best.is_feasible:
+        return best
+    return replace(best, world=with_door(best.world, replace(door, is_open=act.step.skill == 'open')))
 
 
 def _wait(act: Rehearsal) -> Prediction:
@@ -167,16 +172,36 @@ def _dock(act: Rehearsal) -> Prediction:
     return replace(best, world=with_robot(best.world, replace(arrived, is_docked=True)))
 
 
-def _known_object(act: Rehearsal) -> ObjectState | Prediction:
+def _object_in_room(act: Rehearsal) -> ObjectState | Prediction:
+    """The target, when it is known, free and in the robot's room; skills that handle it drive within one room."""
     thing = resolve_object(act.world, act.step.text('target'))
     if isinstance(thing, Missing):
         return act.fail(f'{thing.reason}; find it first')
     if isinstance(thing, Ambiguous):
         return act.fail(thing.reason)
-    holder = next((r.robot_id for r in act.world.robots if r.holding == thing.object_id), act.robot.robot_id)
-    if holder != act.robot.robot_id:
+    holder = next((robot.robot_id for robot in act.world.robots if robot.holding == thing.object_id), '')
+    if holder not in ('', act.robot.robot_id):
         return act.fail(f'{thing.object_id} is held by {holder}')
-    return thing
+    if holder == '' and not thing.room:
+        return act.fail(f'nobody knows where {thing.object_id} is; find it first')
+    return thing if _is_here(act, thing.room) else act.fail(_elsewhere(act, thing.object_id, thing.room))
+
+
+def _furniture_in_room(act: Rehearsal, kind: LocationKind) -> Location | Prediction:
+    place = resolve_place(act.world.map, act.step.text('target'))
+    if isinstance(place, (Missing, Ambiguous)):
+        return act.fail(place.reason)
+    if not isinstance(place, Location) or place.kind is not kind:
+        return act.fail(f'{place.name} is no {kind.value}')
+    return place if _is_here(act, place.room) else act.fail(_elsewhere(act, place.name, place.room))
+
+
+def _is_here(act: Rehearsal, room: str) -> bool:
+    return act.robot.room in ('', room)
+
+
+def _elsewhere(act: Rehearsal, name: str, room: str) -> str:
+    return f'{name} is out of reach: it is in {room}, the robot in {act.robot.room}; navigate to {room} first'
 
 
 def _held_object(act: Rehearsal) -> ObjectState | Prediction:
@@ -186,34 +211,22 @@ def _held_object(act: Rehearsal) -> ObjectState | Prediction:
     return held if isinstance(held, ObjectState) else act.fail(f'nothing is known of the held {act.robot.holding}')
 
 
-def _furniture_at_hand(act: Rehearsal, kind: LocationKind) -> Location | Prediction:
-    place = resolve_place(act.world.map, act.step.text('target'))
-    if isinstance(place, (Missing, Ambiguous)):
-        return act.fail(place.reason)
-    if not isinstance(place, Location) or place.kind is not kind:
-        return act.fail(f'{place.name} is no {kind.value}')
-    if not is_at(act.robot, place, act.costs.reach_m):
-        return act.fail(f'{place.name} is out of reach; navigate to {place.name} first')
-    return place
+def _held_in(near: Prediction, act: Rehearsal) -> ObjectState | None:
+    return next((thing for thing in near.world.objects if thing.object_id == act.robot.holding), None)
 
 
-def _is_in_reach(act: Rehearsal, thing: ObjectState) -> bool:
-    if is_hypothetical(thing):
-        return thing.room == act.robot.room
-    furniture = act.world.map.location(thing.location)
-    if furniture is not None and is_at(act.robot, furniture, act.costs.reach_m):
-        return True
-    return _is_near(act, point_of(thing.pose)) and act.robot.room in ('', thing.room)
-
-
-def _is_near(act: Rehearsal, point: tuple[float, float]) -> bool:
-    return distance_m(point_of(act.robot.pose), point) <= act.costs.reach_m
-
-
-def _whereabouts(act: Rehearsal, thing: ObjectState) -> str:
-    away_m = distance_m(point_of(act.robot.pose), point_of(thing.pose))
-    where = f'on {thing.location}' if thing.location else f'in {thing.room or "an unknown room"}'
-    return f'{where}, {away_m:.1f} m away, reach is {act.costs.reach_m:.1f} m'
+def _go_to(act: Rehearsal, target: ObjectState | Location, act_s: float) -> Prediction:
+    """Drive within reach of the furniture or the object, when the robot is not there yet, and act."""
+    if isinstance(target, ObjectState):
+        if target.object_id == act.robot.holding or is_hypothetical(target):
+            return act.done(act.world, act_s)
+        furniture = act.world.map.location(target.location)
+        if furniture is None:
+            return act.drive_near(point_of(target.pose), target.room, act_s)
+        target = furniture
+    if is_at(act.robot, target, SLACK_M):
+        return act.done(act.world, act_s)
+    return act.drive_to(target.approach, target.room, act.costs.speed_mps, act_s)
 
 
 REHEARSALS: Mapping[str, Callable[[Rehearsal], Prediction]] = {

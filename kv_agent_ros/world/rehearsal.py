@@ -6,7 +6,7 @@ Everything here is a pure function of frozen values.
 from dataclasses import dataclass, replace
 
 from kv_agent_ros.robot.base import Pose, RobotState, Skill, Step, Velocity
-from kv_agent_ros.world.geometry import point_of
+from kv_agent_ros.world.geometry import distance_m, point_of, short_of
 from kv_agent_ros.world.properties import SEEN_SUFFIX, with_stamps
 from kv_agent_ros.world.routes import NoRoute, find_route
 from kv_agent_ros.world.state import Door, ObjectState, Point, Prediction, WorldState
@@ -23,13 +23,13 @@ class RobotCosts:
     """
 
     speed_mps: float = 0.5
-    reach_m: float = 1.2
-    find_s: float = 3.0
-    inspect_s: float = 2.0
+    reach_m: float = 1.0
+    find_s: float = 6.0
+    inspect_s: float = 4.0
     pick_s: float = 4.0
-    place_s: float = 4.0
-    pour_s: float = 6.0
-    door_s: float = 3.0
+    place_s: float = 3.0
+    pour_s: float = 4.0
+    door_s: float = 2.0
     dock_s: float = 2.0
     battery_per_m: float = 0.0025  # fraction of a full battery
     battery_per_s: float = 0.000025  # fraction of a full battery, moving or not
@@ -65,6 +65,18 @@ class Rehearsal:
         return self._spend(
             with_robot(self.world, robot), route.length_m / speed_mps + act_s, route.path, route.length_m
         )
+
+    def drive_near(self, goal: Point, room: str, act_s: float) -> Prediction:
+        """Drive until the goal is within reach, then act for `act_s`."""
+        here = point_of(self.robot.pose)
+        away_m = distance_m(here, goal)
+        if self.robot.room == room and away_m <= self.costs.reach_m:
+            return self.done(self.world, act_s)
+        route = find_route(self.world, here, self.robot.room, goal, room)
+        if isinstance(route, NoRoute):
+            return self.fail(route.reason)
+        stop = short_of(route.path[-2], goal, self.costs.reach_m)
+        return self.drive_to(Pose(x_m=stop[0], y_m=stop[1]), room, self.costs.speed_mps, act_s)
 
     def _spend(self, world: WorldState, duration_s: float, path: tuple[Point, ...], length_m: float) -> Prediction:
         robot = world.robot(self.robot.robot_id) or self.robot

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import heapq
 
 from kv_agent_ros.world.geometry import contains, distance_m, distance_to_outline_m, opening, path_length_m, room_at
-from kv_agent_ros.world.state import Door, Point, Room, WorldState
+from kv_agent_ros.world.state import Door, Point, Room, WorldMap, WorldState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +58,11 @@ def passages(world: WorldState) -> tuple[Passage, ...]:
     return tuple(result)
 
 
+def is_doorway(home: WorldMap, room: Room) -> bool:
+    """Whether the room is a hallway that a door divides, which makes it a thick doorway and no place to go to."""
+    return room.is_hallway and bool(_doors_inside(room, home.doors))
+
+
 def find_route(world: WorldState, start: Point, start_room: str, goal: Point, goal_room: str) -> Route | NoRoute:
     """The shortest route; a room given as '' is looked up from its point."""
     start_room, goal_room = _side(world, start, start_room), _side(world, goal, goal_room)
@@ -68,9 +73,10 @@ def find_route(world: WorldState, start: Point, start_room: str, goal: Point, go
     path = _shortest(tuple(p for p in every if p.is_open), start, start_room, goal, goal_room)
     if path:
         return Route(path=path)
-    if not _shortest(every, start, start_room, goal, goal_room):
+    wished = _shortest(every, start, start_room, goal, goal_room)
+    if not wished:
         return NoRoute(reason=f'no way from {start_room} to {goal_room}')
-    closed = tuple(sorted(p.door for p in every if not p.is_open))
+    closed = tuple(p.door for p in every if not p.is_open and p.point in wished)
     return NoRoute(
         reason=f'no way from {start_room} to {goal_room}: closed {", ".join(closed)}; open it first',
         closed_doors=closed,

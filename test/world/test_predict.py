@@ -92,6 +92,24 @@ def test_pick_then_navigate_carries_the_object() -> None:
     assert (carried.objects[0].location, carried.objects[0].room) == ('robot1', 'living_room')
 
 
+def test_handling_drives_within_the_room() -> None:
+    in_kitchen = at(WITH_CUP, 3.0, 1.0, 'kitchen')
+    inspected = rehearse(in_kitchen, 'inspect', target='cup')
+    assert inspected.path == ((3.0, 1.0), (1.0, 3.0))
+    assert inspected.world.robots[0].pose == Pose(x_m=1.0, y_m=3.0)
+    picked = rehearse(inspected.world, 'pick', target='cup')
+    assert picked.distance_m == 0.0
+    poured = rehearse(picked.world, 'pour', target='sink', fraction=1.0)
+    assert (poured.distance_m, poured.world.objects[0].properties['fill_level']) == (2.0, 0.0)
+
+
+def test_a_door_is_turned_from_the_side_of_the_robot() -> None:
+    shut = replace(HOME, doors=tuple(replace(door, is_open=False) for door in HOME.doors))
+    opened = rehearse(shut, 'open', target='kitchen_door')
+    assert opened.path == ((8.0, 2.0), (5.0, 2.0))
+    assert (opened.world.robots[0].room, opened.world.doors[0].is_open) == ('living_room', True)
+
+
 def test_pour_leaves_the_rest() -> None:
     poured = rehearse(AT_SINK_HOLDING, 'pour', target='sink', fraction=0.5)
     assert poured.world.objects[0].properties['fill_level'] == pytest.approx(0.45)
@@ -125,7 +143,12 @@ REFUSALS = [
     (AT_SINK_HOLDING, 'pick', {'target': 'cup'}, 'the gripper holds cup_1'),
     (HELD_ELSEWHERE, 'pick', {'target': 'cup'}, 'held by robot2'),
     (AT_COUNTER, 'place', {'target': 'kitchen_counter'}, 'the gripper is empty'),
-    (AT_SINK_HOLDING, 'place', {'target': 'table'}, 'table is out of reach'),
+    (
+        AT_SINK_HOLDING,
+        'place',
+        {'target': 'table'},
+        'table is out of reach: it is in living_room, the robot in kitchen',
+    ),
     (AT_SINK_HOLDING, 'place', {'target': 'sink'}, 'sink is no surface'),
     (AT_SINK_HOLDING, 'pour', {'target': 'kitchen_counter', 'fraction': 0.5}, 'kitchen_counter is no sink'),
     (AT_SINK_HOLDING, 'pour', {'target': 'sink', 'fraction': 1.5}, 'expected 0 to 1'),

@@ -60,6 +60,15 @@ def test_a_door_replaces_the_opening_of_the_same_pair() -> None:
     assert [passage.door for passage in passages(world)] == ['d']
 
 
+def test_only_the_closed_doors_on_the_way_are_named() -> None:
+    rooms = (box('a', 0, 0, 4, 4), box('b', 4, 0, 4, 4), box('c', 0, 4, 4, 4))
+    on_way = Door(name='on_way', rooms=('a', 'b'), position=(4.0, 1.0), is_open=False)
+    other = Door(name='other', rooms=('a', 'c'), position=(2.0, 4.0), is_open=False)
+    world = WorldState(map=WorldMap(name='m', rooms=rooms, locations=(), doors=(on_way, other)))
+    found = find_route(world, (1.0, 1.0), 'a', (7.0, 1.0), 'b')
+    assert isinstance(found, NoRoute) and found.closed_doors == ('on_way',)
+
+
 def divided_hallway(is_open: bool) -> WorldState:
     """Two rooms joined by a hallway with a door in its middle."""
     rooms = (box('a', 0, 0, 2, 2), box('b', 4, 0, 2, 2), box('hall', 2, 0.5, 2, 1, 'hall'))
