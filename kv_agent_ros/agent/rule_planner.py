@@ -61,7 +61,8 @@ class _PlanMaker:
         self._world = world
         robot = world.robot(robot_id)
         self._here: Point = point_of(robot.pose) if robot is not None else (0.0, 0.0)
-        self._at = _Picture(place=robot.room if robot else '', holding=robot.holding if robot else '')
+        self._room = robot.room if robot is not None else ''
+        self._at = _Picture(holding=robot.holding if robot is not None else '')
         self._at_branch = _Picture()
         self._arm: tuple[int, bool] = (0, True)
 
@@ -146,7 +147,6 @@ class _PlanMaker:
             return
         if self._at.holding:
             raise _NoPlan(f'the gripper holds {self._at.holding}; say where to put it first')
-        self._at.inspected.discard(subject) if self._at.place == '' else None
         self._see(subject, is_close=True)
         self._do('pick', target=subject)
         self._at.holding = subject
@@ -228,7 +228,7 @@ class _PlanMaker:
         door = next((door for door in self._world.map.doors if door.name == intent.subject), None)
         if door is None:
             raise _NoPlan(f'there is no door {intent.subject}')
-        if self._room_of(self._at.place) not in door.rooms:
+        if (self._room_of(self._at.place) or self._room) not in door.rooms:
             self._go(door.rooms[0])
         self._do(intent.verb.value, target=intent.subject)
 
