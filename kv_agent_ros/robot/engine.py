@@ -97,10 +97,14 @@ class Engine:
         people = {name: (point, ROBOT_RADIUS_M + PERSON_RADIUS_M) for name, point in self.people.items()}
         return bodies | people
 
+    def floor(self, avoid: Sequence[Polygon]) -> BaseGeometry:
+        """Where the centre of a robot alone in the world may be."""
+        return self._world.total_internal_polygon.difference(unary_union(avoid))
+
     def region(self, robot_id: str, avoid: Sequence[Polygon]) -> BaseGeometry:
-        """Where the centre of this robot may be, other robots and people included as they stand now."""
+        """The part of the floor that is free for this robot, with other robots and people as they stand now."""
         bodies = [ShapelyPoint(point).buffer(distance) for point, distance in self._bodies(robot_id).values()]
-        return self._world.total_internal_polygon.difference(unary_union([*bodies, *avoid]))
+        return self.floor([*bodies, *avoid])
 
     def hallway_leaf(self, hallway: str) -> Polygon:
         """The door leaf of a hallway, grown by the robot's radius."""
@@ -118,11 +122,21 @@ class Engine:
                 return str(place.name)
         return ''
 
-    def stands(self, place: str) -> tuple[Pose, ...]:
-        """Where a robot can stand for a room or a location, best first; empty when there is no such place."""
-        entity = self._world.get_entity_by_name(place)
+    def place(self, name: str) -> str:
+        """The room, hallway or location of that name, else the only location of that category; '' when none."""
+        if self._world.get_entity_by_name(name) in (*self._world.rooms, *self._world.hallways, *self._world.locations):
+            return name
+        found = [place.name for place in self._world.get_locations([name])]
+        return str(found[0]) if len(found) == 1 else ''
+
+    def stands(self, name: str) -> tuple[Pose, ...]:
+        """Where a robot can stand for such a place, best first; empty when there is none."""
+        entity = self._world.get_entity_by_name(self.place(name))
         if entity is None:
             return ()
+        if entity in self._world.hallways:
+            (ax, ay), (bx, by) = entity.points
+            return (Pose(x_m=(ax + bx) / 2, y_m=(ay + by) / 2, yaw_rad=math.atan2(by - ay, bx - ax)),)
         poses = entity.nav_poses if entity in self._world.rooms else entity.children[0].nav_poses
         return tuple(_from_sim(pose) for pose in poses)
 

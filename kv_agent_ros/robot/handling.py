@@ -77,7 +77,7 @@ def place(act: Act) -> StepResult:
     if act.home.strikes(FaultKind.SLIP, act.robot_id, held):
         return failure(Outcome.EXECUTION_FAILURE, f'slip: {held} could not be put down, it is still in the gripper')
     with act.home.engine() as engine:
-        is_placed = engine.things.put(act.robot_id, target)
+        is_placed = engine.things.put(act.robot_id, engine.place(target))
     return DONE if is_placed else failure(Outcome.EXECUTION_FAILURE, f'no free spot for {held} on {target}')
 
 

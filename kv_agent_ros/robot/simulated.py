@@ -84,7 +84,7 @@ class SimulatedRobot:
         with self._home.engine() as engine:
             if not engine.stands(place):
                 return f'{step.skill}: no place {place!r} in this home'
-            category = engine.locations().get(place, '')
+            category = engine.locations().get(engine.place(place), '')
         kind = self._home.section.kinds.get(category, 'room')
         if step.skill == 'pour' and kind != SINK_KIND:
             return f'pour: {place} is no sink'

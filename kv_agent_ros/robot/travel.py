@@ -12,7 +12,7 @@ from shapely import Point as ShapelyPoint
 from kv_agent_ros.errors import Outcome
 from kv_agent_ros.robot.act import DONE, Act, failure
 from kv_agent_ros.robot.base import Pose, StepResult, Velocity
-from kv_agent_ros.robot.engine import FREE
+from kv_agent_ros.robot.engine import FREE, Engine
 from kv_agent_ros.robot.faults import FaultKind
 from kv_agent_ros.robot.home import EMPTY_BATTERY, TICK_S
 from kv_agent_ros.robot.home_file import Point
@@ -21,6 +21,7 @@ SPEED_MPS = 0.5
 TURN_RADPS = 1.5
 ARRIVED_M = 0.01
 ARRIVED_RAD = 0.01
+SOMEBODY = 'another robot or a person'
 MAX_TRIES = 6
 YIELD_S = 1.0  # how long a robot waits for a robot or person in its way before it looks for another way
 
@@ -30,22 +31,22 @@ def go_to(act: Act, stands: Sequence[Pose], speed_mps: float = SPEED_MPS) -> Ste
     obstacle = FREE
     for attempt in range(MAX_TRIES):
         path, goal = _plan(act, stands)
-        if not path:
-            break
-        if attempt == 0:
+        if path and attempt == 0:
             _maybe_block(act, path)
-        obstacle = _follow(act, path, speed_mps)
+        if not path and not _would_be_free(act, stands):
+            break
+        obstacle = _follow(act, path, speed_mps) if path else SOMEBODY
         if obstacle == FREE:
             turn_to(act, goal.yaw_rad)
             return DONE
         if obstacle == EMPTY_BATTERY:
             return failure(Outcome.EXECUTION_FAILURE, 'the battery is empty')
-        if obstacle in _hallways(act):
+        if obstacle in act.home.section.doors.values():
             act.found_blocked.add(obstacle)
         else:
             act.stand(YIELD_S)
     if obstacle == FREE:
-        return failure(Outcome.PLANNING_FAILURE, 'no path: a closed door, a zone or something else is in the way')
+        return failure(Outcome.PLANNING_FAILURE, 'no path: a closed door or a zone is in the way')
     return failure(Outcome.EXECUTION_FAILURE, f'path blocked by {obstacle}')
 
 
@@ -70,21 +71,31 @@ def in_zone(act: Act, point: Point) -> bool:
 
 def _plan(act: Act, stands: Sequence[Pose]) -> tuple[tuple[Point, ...], Pose]:
     """A path to the first reachable stand, and that stand; no path when none is reachable."""
-    here = act.pose()
     for stand in stands:
-        goal = (stand.x_m, stand.y_m)
         with act.home.engine() as engine:
-            leaves = [engine.hallway_leaf(hallway) for hallway in act.found_blocked]
-            zones = _zones_to_avoid(act, ((here.x_m, here.y_m), goal))
-            path = engine.plan(act.robot_id, engine.region(act.robot_id, [*leaves, *zones]), goal)
+            region = engine.region(act.robot_id, _to_avoid(act, engine, stand))
+            path = engine.plan(act.robot_id, region, (stand.x_m, stand.y_m))
         if path:
             return path, stand
-    return (), here
+    return (), Pose()
 
 
-def _zones_to_avoid(act: Act, ends: Sequence[Point]) -> list[Polygon]:
+def _would_be_free(act: Act, stands: Sequence[Pose]) -> bool:
+    """Whether there were a path if no robot and no person stood in the way."""
+    for stand in stands:
+        with act.home.engine() as engine:
+            if engine.plan(act.robot_id, engine.floor(_to_avoid(act, engine, stand)), (stand.x_m, stand.y_m)):
+                return True
+    return False
+
+
+def _to_avoid(act: Act, engine: Engine, goal: Pose) -> list[Polygon]:
+    """The doorways found blocked in this step, and the zones in which the robot neither stands nor is sent."""
+    here = engine.pose(act.robot_id)
+    ends = [ShapelyPoint(pose.x_m, pose.y_m) for pose in (here, goal)]
     zones = [Polygon(outline) for outline in act.home.section.zones.values()]
-    return [zone for zone in zones if not any(zone.covers(ShapelyPoint(end)) for end in ends)]
+    avoided = [zone for zone in zones if not any(zone.covers(end) for end in ends)]
+    return avoided + [engine.hallway_leaf(hallway) for hallway in act.found_blocked]
 
 
 def _maybe_block(act: Act, path: Sequence[Point]) -> None:
@@ -96,10 +107,6 @@ def _maybe_block(act: Act, path: Sequence[Point]) -> None:
         if is_on_path and act.home.strikes(FaultKind.BLOCKED_PATH, act.robot_id, door, hallway):
             with act.home.engine() as engine:
                 engine.blocked[act.robot_id] |= {hallway}
-
-
-def _hallways(act: Act) -> tuple[str, ...]:
-    return tuple(act.home.section.doors.values())
 
 
 def _follow(act: Act, path: Sequence[Point], speed_mps: float) -> str:
