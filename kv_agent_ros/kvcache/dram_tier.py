@@ -41,7 +41,7 @@ class DramTier:
     def lock(self, path: TokenPath) -> PathLock:
         """Lock the longest prefix of the path that is here."""
         self._num_locks += 1
-        return self._tree.lock(path.root, path.blocks)
+        return self._tree.lock(path)
 
     def unlock(self, lock: PathLock) -> None:
         """End a lock; idempotent."""
@@ -89,21 +89,30 @@ class DramTier:
             del self._reserved[slot.offset_bytes]
             self._store.cancel(slot)
 
-    def publish(self, path: TokenPath, slots: Sequence[BlockSlot], records: Sequence[BlockRecord]) -> tuple[bytes, ...]:
-        """Serve written slots, one record each from the first on; slots that are left over are given back.
+    def publish(self, path: TokenPath, slots: Sequence[BlockSlot], checksums: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Serve written slots as the last blocks of `path`, one checksum each; slots that are left over are given back.
 
-        `path` ends with the last published block. Returns the keys that were not here before.
+        Returns the keys that were not here before.
         """
         keys = path.keys()
-        added = set(self._tree.insert(path.root, path.blocks, keys))
-        published = [pair for pair in zip(slots, records, strict=False) if pair[1].key in added]
-        if len(published) != len(added):
-            raise StoreError(f'publish: expected slots for {len(added)} blocks, got {len(published)}; this is a bug')
-        for slot, record in published:
-            del self._reserved[slot.offset_bytes]
-            self._store.publish(slot, record)
-        self.cancel([slot for slot in slots if slot.block_key not in added])
-        return tuple(key for key in keys if key in added)
+        added = self._tree.insert(path, keys)
+        added_keys = set(added)
+        first = len(keys) - len(checksums)
+        parents = (path.root, *keys)
+        for index, slot, digest in zip(range(first, len(keys)), slots, checksums, strict=False):
+            if slot.block_key in added_keys:
+                record = BlockRecord(
+                    key=slot.block_key,
+                    parent_key=parents[index],
+                    root=path.root,
+                    tokens=path.blocks[index].tobytes(),
+                    length_bytes=slot.length_bytes,
+                    checksum=digest,
+                )
+                del self._reserved[slot.offset_bytes]
+                self._store.publish(slot, record)
+        self.cancel([slot for slot in slots if slot.offset_bytes in self._reserved])
+        return tuple(added)
 
     def evict(self, num_blocks: int) -> int:
         """Evict unlocked blocks, tails first; returns how many there were."""
@@ -114,7 +123,7 @@ class DramTier:
 
     def cut(self, path: TokenPath, num_kept: int) -> None:
         """Forget block number `num_kept` of the path and everything after it."""
-        self._drop(self._tree.cut(path.root, path.blocks, num_kept))
+        self._drop(self._tree.cut(path, num_kept))
 
     def clear(self) -> None:
         """Forget everything; locked blocks keep their slots until their last lock ends."""

@@ -29,12 +29,12 @@ from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.events import EventListener, EventLog, ignore_event
 from kv_agent_ros.kvcache.leases import HeldLease, LeaseBook
 from kv_agent_ros.kvcache.path import TokenPath, token_path
+from kv_agent_ros.kvcache.pins import PinBoard
 from kv_agent_ros.kvcache.radix_tree import PathLock
-from kv_agent_ros.kvcache.session_index import Pin, SessionIndex
+from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult
 from kv_agent_ros.kvcache.storage.tiered import BackingTier, Transfer, TransferResult
 
-_PINNED_FRACTION = 0.5  # of DRAM at most, so that everybody else always makes progress
 _CHECKSUM_BYTES = 16
 
 
@@ -59,6 +59,7 @@ class KVCacheManager:
     ) -> None:
         self._dram = dram
         self._sessions = sessions
+        self._pins = PinBoard(dram)
         self._backing = tuple(backing)
         self._tenant = tenant
         self._clock = clock
@@ -130,7 +131,7 @@ class KVCacheManager:
             self._num_discarded += 1
             self._dram.cut(lease.path, num_good_blocks)
             for tier in self._backing:
-                tier.cut(lease.path.root, lease.path.blocks, num_good_blocks)
+                tier.cut(lease.path, num_good_blocks)
             return self._end_lease(lease)
 
     def pin(self, session: SessionKey, duration_s: float) -> int:
@@ -138,7 +139,7 @@ class KVCacheManager:
         if not 0 < duration_s < math.inf:
             raise BadRequestError(f'duration_s: expected seconds > 0, got {duration_s!r}')
         with self._owned():
-            return self._pin(session, self._clock() + duration_s)
+            return self._pins.pin(session, self._sessions.prefix(session), self._clock() + duration_s)
 
     def end_session(self, session: SessionKey) -> int:
         """See PrefixCache."""
@@ -175,7 +176,7 @@ class KVCacheManager:
             only_here = sum(not any(tier.has(key) for tier in self._backing) for key in self._dram.all_keys())
             return CacheStats(
                 tiers=(self._dram.usage(), *backing),
-                sessions=self._sessions.usages(),
+                sessions=self._sessions.usages(self._pins.sessions()),
                 num_blocks=only_here + sum(usage.num_blocks for usage in backing),
                 num_leases=len(self._leases),
                 num_expired_leases=self._leases.num_expired,
@@ -220,8 +221,7 @@ class KVCacheManager:
             at_s = self._clock()
             for lease in self._leases.take_expired(at_s):
                 self._end_lease(lease)
-            for pin in self._sessions.take_expired_pins(at_s):
-                self._dram.unlock(pin.lock)
+            self._pins.end_expired(at_s)
             try:
                 yield
             finally:
@@ -244,60 +244,55 @@ class KVCacheManager:
 
     def _promote(self, tier: BackingTier, path: TokenPath, held: PathLock, epoch: int) -> PathLock:
         """A lock on the prefix after what `tier` has beyond `held` was copied up, as far as there is room."""
-        found = tier.lock(path.root, path.blocks)
+        found = tier.lock(path)
         num_held = len(held.keys)
-        records: list[BlockRecord] = []
         try:
             with self._owned():
                 slots = self._dram.reserve(found.keys[num_held:], path.block_bytes)
+            checksums: list[bytes] = []
             try:
-                records = self._load(tier, path, num_held, slots)
+                self._load(tier, path, num_held, slots, checksums)
             finally:
                 with self._owned():
-                    end = path.head(num_held + len(records) if epoch == self._epoch else 0)
-                    self._events.note(EventKind.MOVED, self._dram.publish(end, slots, records))
+                    if epoch != self._epoch:
+                        checksums = []
+                    end = path.head(num_held + len(checksums) if checksums else 0)
+                    self._events.note(EventKind.MOVED, self._dram.publish(end, slots, checksums))
                     lock = self._dram.lock(path)
         finally:
             tier.unlock(found)
         return lock
 
-    def _load(self, tier: BackingTier, path: TokenPath, num_held: int, slots: Sequence[BlockSlot]) -> list[BlockRecord]:
-        records: list[BlockRecord] = []
-        for slot in slots:
+    def _load(
+        self, tier: BackingTier, path: TokenPath, num_held: int, slots: Sequence[BlockSlot], checksums: list[bytes]
+    ) -> None:
+        """Read the blocks after the first `num_held` until one is lost; `checksums` gets one entry for each."""
+        for index, slot in enumerate(slots, num_held):
             record = tier.load(slot.block_key, self._dram.view(slot))
             if record is None:
-                tier.cut(path.root, path.blocks, num_held + len(records))
-                break
-            records.append(record)
-        return records
+                tier.cut(path, index)
+                return
+            checksums.append(record.checksum)
 
     def _publish(self, lease: HeldLease, checksums: Sequence[bytes]) -> int:
         num_held = len(lease.lock.keys)
         path = lease.path.head(num_held + len(checksums))
-        records = _records(path, lease.slots, checksums)
-        added = self._dram.publish(path, lease.slots, records)
+        added = self._dram.publish(path, lease.slots, checksums)
         self._dram.unlock(lease.lock)
         visible = self._dram.lock(path)
+        path = path.head(len(visible.keys))
         self._events.note(EventKind.STORED, added, Tier.DRAM, lease.session)
-        self._sessions.refer(lease.session, path.head(len(visible.keys)), visible.keys)
-        for pin in self._sessions.take_pin(lease.session):
-            self._dram.unlock(pin.lock)
-            self._pin(lease.session, pin.expires_s)
-        self._write_behind(path.head(len(visible.keys)), visible.keys if added else ())
+        self._sessions.refer(lease.session, path, visible.keys)
+        self._pins.extend(lease.session, path)
+        self._write_behind(path, visible.keys if added else ())
         self._dram.unlock(visible)
         return max(0, len(visible.keys) - num_held)
 
     def _write_behind(self, path: TokenPath, keys: tuple[bytes, ...]) -> None:
         for tier in self._backing if keys else ():
             lock = self._dram.lock(path)
-            transfer = Transfer(
-                root=path.root,
-                blocks=path.blocks,
-                keys=keys,
-                lock=lock,
-                read=self._read_locked,
-                done=partial(self._end_transfer, tier),
-            )
+            done = partial(self._end_transfer, tier)
+            transfer = Transfer(path=path, keys=keys, lock=lock, read=self._read_locked, done=done)
             if not tier.submit(transfer):
                 self._dram.unlock(lock)
 
@@ -310,24 +305,12 @@ class KVCacheManager:
             self._events.note(EventKind.STORED, result.stored, tier.tier)
             self._events.note(EventKind.REMOVED, result.evicted, tier.tier)
             if result.last is PutResult.CORRUPT:
-                path = TokenPath(root=transfer.root, blocks=transfer.blocks)
-                self._dram.cut(path, result.num_present)
+                self._dram.cut(transfer.path, result.num_present)
             self._dram.unlock(transfer.lock)
             self._forget(result.evicted)
 
-    def _pin(self, session: SessionKey, expires_s: float) -> int:
-        for pin in self._sessions.take_pin(session):
-            self._dram.unlock(pin.lock)
-        path = self._sessions.prefix(session)
-        budget_bytes = int(self._dram.capacity_bytes * _PINNED_FRACTION) - self._sessions.pinned_bytes
-        lock = self._dram.lock(path.head(max(0, budget_bytes) // max(1, path.block_bytes)))
-        num_bytes = len(lock.keys) * path.block_bytes
-        self._sessions.set_pin(session, Pin(lock=lock, expires_s=expires_s, num_bytes=num_bytes))
-        return len(lock.keys)
-
     def _end_session(self, session: SessionKey) -> int:
-        for pin in self._sessions.take_pin(session):
-            self._dram.unlock(pin.lock)
+        self._pins.unpin(session)
         num_blocks = self._sessions.end(session)
         if num_blocks:
             self._dram.reorder()
@@ -349,23 +332,6 @@ class KVCacheManager:
         """Sessions refer to a block as long as any tier has it."""
         gone = (key for key in keys if not self._dram.has(key) and not any(tier.has(key) for tier in self._backing))
         self._sessions.forget_blocks(gone)
-
-
-def _records(path: TokenPath, slots: Sequence[BlockSlot], checksums: Sequence[bytes]) -> list[BlockRecord]:
-    """One record per checksum, for the last blocks of the path."""
-    parents = (path.root, *path.keys())[-len(checksums) - 1 :] if checksums else ()
-    blocks = path.blocks[len(path.blocks) - len(checksums) :]
-    return [
-        BlockRecord(
-            key=slot.block_key,
-            parent_key=parent,
-            root=path.root,
-            tokens=block.tobytes(),
-            length_bytes=slot.length_bytes,
-            checksum=digest,
-        )
-        for slot, parent, block, digest in zip(slots, parents, blocks, checksums, strict=False)
-    ]
 
 
 def _slot_from(slot: BlockSlot, tier: Tier) -> BlockSlot:

@@ -13,25 +13,10 @@ import numpy as np
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.eviction import EvictionPolicy, Rank
-from kv_agent_ros.kvcache.path import BlockTokens
+from kv_agent_ros.kvcache.path import TokenPath
+from kv_agent_ros.kvcache.radix_node import Node
 
 _MAX_STALE_ENTRIES = 1024  # of removed nodes in the eviction queue, beyond one per block, before it is rebuilt
-
-
-class _Node:
-    """A run of blocks below `parent`. A doomed node is no longer matched and goes with its last lock."""
-
-    __slots__ = ('children', 'is_doomed', 'is_queued', 'keys', 'last_used', 'num_locks', 'parent', 'tokens')
-
-    def __init__(self, parent: '_Node | None', tokens: BlockTokens, keys: list[bytes], last_used: int) -> None:
-        self.parent = parent  # None: a root, or removed
-        self.tokens = tokens
-        self.keys = keys
-        self.children: dict[bytes, _Node] = {}
-        self.num_locks = 0
-        self.last_used = last_used
-        self.is_doomed = False
-        self.is_queued = False
 
 
 class PathLock:
@@ -39,7 +24,7 @@ class PathLock:
 
     __slots__ = ('_node', 'is_released', 'keys')
 
-    def __init__(self, keys: tuple[bytes, ...], node: _Node) -> None:
+    def __init__(self, keys: tuple[bytes, ...], node: Node) -> None:
         self.keys = keys
         self.is_released = False
         self._node = node
@@ -48,13 +33,13 @@ class PathLock:
 class RadixPrefixCache:
     """Longest-prefix match, insertion, locks by handle and tail-first eviction over token blocks.
 
-    `root` is a namespace digest; all `blocks` of one root have the same width.
+    A lock holds every block from the root down; a block under a lock, or with blocks after it, is never evicted.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._roots: dict[bytes, _Node] = {}
-        self._queue: list[tuple[Rank, int, _Node]] = []  # at most one entry per node, possibly with an old, lower rank
+        self._roots: dict[bytes, Node] = {}
+        self._queue: list[tuple[Rank, int, Node]] = []  # at most one entry per node, possibly with an old, lower rank
         self._sequence = itertools.count()
         self._tick = 0
         self._num_blocks = 0
@@ -69,19 +54,19 @@ class RadixPrefixCache:
         """Blocks that no lock holds; evict() can remove all of them."""
         return self._num_blocks - self._num_locked_blocks
 
-    def match(self, root: bytes, blocks: BlockTokens) -> tuple[bytes, ...]:
-        """Keys of the longest cached prefix of `blocks`; changes nothing."""
-        node, num_in_node, _ = self._walk(root, blocks)
-        return _path_keys(node, num_in_node)
+    def match(self, path: TokenPath) -> tuple[bytes, ...]:
+        """Keys of the longest cached prefix of the path; changes nothing."""
+        node, num_in_node, _ = self._walk(path)
+        return node.path_keys(num_in_node)
 
-    def lock(self, root: bytes, blocks: BlockTokens) -> PathLock:
-        """Lock the longest cached prefix of `blocks` and mark it as used now."""
-        node, num_in_node, _ = self._walk(root, blocks)
+    def lock(self, path: TokenPath) -> PathLock:
+        """Lock the longest cached prefix of the path and mark it as used now."""
+        node, num_in_node, _ = self._walk(path)
         if num_in_node < len(node.keys):
-            node = self._split(node, num_in_node)
-        lock = PathLock(_path_keys(node, len(node.keys)), node)
+            node = node.split(num_in_node)
+        lock = PathLock(node.path_keys(len(node.keys)), node)
         self._touch(node)
-        for step in _path(node):
+        for step in node.path():
             step.num_locks += 1
             if step.num_locks == 1:
                 self._num_locked_blocks += len(step.keys)
@@ -93,7 +78,7 @@ class RadixPrefixCache:
             return []
         lock.is_released = True
         removed: list[bytes] = []
-        for node in list(_path(lock._node)):
+        for node in list(lock._node.path()):
             node.num_locks -= 1
             if node.num_locks:
                 continue
@@ -103,27 +88,28 @@ class RadixPrefixCache:
             else:
                 self._enqueue(node)
         if not lock._node.is_doomed:
-            self._join_path(lock._node)
+            lock._node.join_path()
         return removed
 
-    def insert(self, root: bytes, blocks: BlockTokens, keys: Sequence[bytes]) -> list[bytes]:
+    def insert(self, path: TokenPath, keys: Sequence[bytes]) -> list[bytes]:
         """Add the blocks that are not there yet, mark the path as used now; returns the keys that were added.
 
         Nothing is added where a cut block with a living lock is in the way.
         """
+        blocks = path.blocks
         if len(keys) != len(blocks):
             raise StoreError(f'insert: expected one key per block, got {len(keys)} keys for {len(blocks)} blocks')
-        if root not in self._roots:
-            self._roots[root] = _Node(None, blocks[:0], [], self._tick)
-        node, num_in_node, num_matched = self._walk(root, blocks)
+        if path.root not in self._roots:
+            self._roots[path.root] = Node(None, blocks[:0], [], self._tick)
+        node, num_in_node, num_matched = self._walk(path)
         added = list(keys[num_matched:])
         if added and num_in_node < len(node.keys):
-            node = self._split(node, num_in_node)
+            node = node.split(num_in_node)
         if added and blocks[num_matched].tobytes() in node.children:
             return []
         if added:
-            child = _Node(node, np.array(blocks[num_matched:], dtype=np.int32), added.copy(), self._tick)
-            node.children[blocks[num_matched].tobytes()] = child
+            child = Node(node, np.array(blocks[num_matched:], dtype=np.int32), added.copy(), self._tick)
+            child.hang_on(node)
             self._num_blocks += len(added)
             node = child
         self._touch(node)
@@ -136,23 +122,23 @@ class RadixPrefixCache:
         while len(removed) < num_blocks and self._queue:
             rank, _, node = heapq.heappop(self._queue)
             node.is_queued = False
-            if not _is_evictable(node):
+            if not node.is_evictable:
                 continue
             if self._rank(node) == rank:
                 removed.append(self._remove_tail(node))
             self._enqueue(node)
         return removed
 
-    def cut(self, root: bytes, blocks: BlockTokens, num_kept: int) -> list[bytes]:
+    def cut(self, path: TokenPath, num_kept: int) -> list[bytes]:
         """Forget block number `num_kept` of this path and everything after it; returns the keys that left now.
 
         Locked blocks are never matched again and leave when their last lock ends.
         """
-        node, num_in_node, num_matched = self._walk(root, blocks[: num_kept + 1])
+        node, num_in_node, num_matched = self._walk(path.head(num_kept + 1))
         if num_matched <= num_kept:
             return []
         if num_in_node > 1:
-            self._split(node, num_in_node - 1)
+            node.split(num_in_node - 1)
         return self._doom(node)
 
     def clear(self) -> list[bytes]:
@@ -191,7 +177,7 @@ class RadixPrefixCache:
             _require(node.num_locks >= sum(child.num_locks for child in node.children.values()), 'locks lost on a path')
             _require(parent is not None and parent.last_used >= node.last_used, 'a child used later than its parent')
             _require(node.is_queued == (id(node) in queued), 'queue flag differs from the queue')
-            _require(node.is_queued or not _is_evictable(node), 'an evictable leaf is not in the queue')
+            _require(node.is_queued or not node.is_evictable, 'an evictable leaf is not in the queue')
             _require(not node.is_doomed or node.num_locks > 0, 'a cut block without a lock')
         keys = list(self.all_keys())
         _require(len(keys) == len(set(keys)), 'one key in two places')
@@ -199,67 +185,40 @@ class RadixPrefixCache:
             (num_blocks, num_locked) == (self._num_blocks, self._num_locked_blocks), 'counters differ from the tree'
         )
 
-    def _walk(self, root: bytes, blocks: BlockTokens) -> tuple[_Node, int, int]:
-        """The deepest node that a prefix of `blocks` reaches, how many of its blocks match, how many match in all."""
-        node = self._roots.get(root)
+    def _walk(self, path: TokenPath) -> tuple[Node, int, int]:
+        """The deepest node that a prefix of the path reaches, how many of its blocks match, how many match in all."""
+        blocks = path.blocks
+        node = self._roots.get(path.root)
         if node is None:
-            return _Node(None, blocks[:0], [], 0), 0, 0
+            return Node(None, blocks[:0], [], 0), 0, 0
         num_matched = 0
         while num_matched < len(blocks):
             child = node.children.get(blocks[num_matched].tobytes())
             if child is None or child.is_doomed:
                 break
-            num_equal = _num_equal(child.tokens, blocks[num_matched:])
+            num_equal = child.num_equal(blocks[num_matched:])
             num_matched += num_equal
             if num_equal < len(child.keys):
                 return child, num_equal, num_matched
             node = child
         return node, len(node.keys), num_matched
 
-    def _split(self, node: _Node, num_upper: int) -> _Node:
-        """Cut a run in two; `node` stays the lower part, so that locks on its end stay true. Returns the upper part."""
-        upper = _Node(node.parent, node.tokens[:num_upper], node.keys[:num_upper], node.last_used)
-        upper.num_locks = node.num_locks
-        upper.is_doomed = node.is_doomed
-        assert node.parent is not None
-        node.parent.children[node.tokens[0].tobytes()] = upper
-        node.parent, node.tokens, node.keys = upper, node.tokens[num_upper:], node.keys[num_upper:]
-        upper.children[node.tokens[0].tobytes()] = node
-        return upper
-
-    def _join_path(self, node: _Node) -> None:
-        """Undo splits: an unlocked only child used at the same time as its parent is one run with it."""
-        step: _Node | None = node
-        while step is not None:
-            runs = [step]
-            while _is_one_run(runs[-1], runs[-1].parent):
-                runs.extend(itertools.islice(_path(runs[-1]), 1, 2))
-            top = runs[-1].parent
-            if len(runs) > 1 and top is not None:
-                step.tokens = np.concatenate([run.tokens for run in reversed(runs)])
-                step.keys = [key for run in reversed(runs) for key in run.keys]
-                step.parent = top
-                top.children[step.tokens[0].tobytes()] = step
-                for run in runs[1:]:
-                    run.parent = None
-            step = top
-
-    def _touch(self, node: _Node) -> None:
+    def _touch(self, node: Node) -> None:
         self._tick += 1
-        for step in _path(node):
+        for step in node.path():
             step.last_used = self._tick
 
-    def _rank(self, node: _Node) -> Rank:
+    def _rank(self, node: Node) -> Rank:
         return self._policy.rank(node.keys[-1], node.last_used)
 
-    def _enqueue(self, node: _Node) -> None:
-        if not node.is_queued and _is_evictable(node):
+    def _enqueue(self, node: Node) -> None:
+        if not node.is_queued and node.is_evictable:
             node.is_queued = True
             heapq.heappush(self._queue, (self._rank(node), next(self._sequence), node))
             if len(self._queue) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
                 self.reorder()
 
-    def _remove_tail(self, node: _Node) -> bytes:
+    def _remove_tail(self, node: Node) -> bytes:
         if len(node.keys) == 1:
             parent = node.parent
             (key,) = self._remove_subtree(node)
@@ -270,22 +229,22 @@ class RadixPrefixCache:
         self._num_blocks -= 1
         return node.keys.pop()
 
-    def _remove_subtree(self, node: _Node) -> list[bytes]:
+    def _remove_subtree(self, node: Node) -> list[bytes]:
         """Take an unlocked node and all below it out of the tree."""
         assert node.parent is not None
         del node.parent.children[node.tokens[0].tobytes()]
         removed: list[bytes] = []
-        for gone in list(_subtree(node)):
+        for gone in list(node.subtree()):
             removed += gone.keys
             gone.parent = None
             gone.children = {}
         self._num_blocks -= len(removed)
         return removed
 
-    def _doom(self, node: _Node) -> list[bytes]:
+    def _doom(self, node: Node) -> list[bytes]:
         removed: list[bytes] = []
         parent = node.parent
-        for step in list(_subtree(node)):
+        for step in list(node.subtree()):
             if step.num_locks:
                 step.is_doomed = True
             elif step.parent is not None:
@@ -294,49 +253,10 @@ class RadixPrefixCache:
             self._enqueue(parent)
         return removed
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[Node]:
         for root in self._roots.values():
             for child in root.children.values():
-                yield from _subtree(child)
-
-
-def _num_equal(run: BlockTokens, blocks: BlockTokens) -> int:
-    size = min(len(run), len(blocks))
-    equal = (run[:size] == blocks[:size]).all(axis=1)
-    return size if equal.all() else int(equal.argmin())
-
-
-def _path(node: _Node) -> Iterator[_Node]:
-    """The node, its parent, and so on, the root included."""
-    step: _Node | None = node
-    while step is not None:
-        yield step
-        step = step.parent
-
-
-def _path_keys(node: _Node, num_in_node: int) -> tuple[bytes, ...]:
-    runs = [step.keys for step in _path(node)]
-    runs[0] = runs[0][:num_in_node]
-    return tuple(key for run in reversed(runs) for key in run)
-
-
-def _subtree(node: _Node) -> Iterator[_Node]:
-    stack = [node]
-    while stack:
-        step = stack.pop()
-        stack.extend(step.children.values())
-        yield step
-
-
-def _is_evictable(node: _Node) -> bool:
-    return node.parent is not None and not node.children and not node.num_locks
-
-
-def _is_one_run(node: _Node, parent: _Node | None) -> bool:
-    """Whether a node and its parent can be one run without losing a lock, an order of use or a branch."""
-    if parent is None or parent.parent is None or len(parent.children) > 1:
-        return False
-    return not (node.num_locks or parent.num_locks) and node.last_used == parent.last_used
+                yield from child.subtree()
 
 
 def _require(is_true: bool, message: str) -> None:

@@ -1,7 +1,6 @@
-"""Which robot's sessions refer to which blocks, and which of them are pinned.
+"""Which robot's sessions refer to which blocks.
 
-References are soft: they change the order of eviction, never forbid it. A pin does forbid it, and therefore ends by
-itself and is capped by the `KVCacheManager`, which owns this index and guards it.
+References are soft: they change the order of eviction, never forbid it. Guarded by the `KVCacheManager`.
 """
 
 from collections import OrderedDict
@@ -11,16 +10,6 @@ from dataclasses import dataclass, field
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import SessionKey, SessionUsage
 from kv_agent_ros.kvcache.path import TokenPath
-from kv_agent_ros.kvcache.radix_tree import PathLock
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Pin:
-    """A lock on a session's prefix until `expires_s` on the manager's clock."""
-
-    lock: PathLock
-    expires_s: float
-    num_bytes: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,13 +21,12 @@ class _Session:
 
 
 class SessionIndex:
-    """References and pins by session. Keeps the `max_sessions` that were active last."""
+    """References by session. Keeps the `max_sessions` that were active last."""
 
     def __init__(self, max_sessions: int = 1024) -> None:
         self._max_sessions = max_sessions
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._holders: dict[bytes, set[SessionKey]] = {}
-        self._pins: dict[SessionKey, Pin] = {}
 
     def refer(self, session: SessionKey, prefix: TokenPath, keys: Sequence[bytes]) -> None:
         """The session uses these blocks; earlier ones stay referenced until they leave the cache or it ends."""
@@ -70,7 +58,7 @@ class SessionIndex:
         return TokenPath() if entry is None else entry.prefix
 
     def end(self, session: SessionKey) -> int:
-        """Drop the session's references; returns how many there were. Its pin is taken with take_pin()."""
+        """Drop the session's references; returns how many there were."""
         entry = self._sessions.pop(session, _Session())
         for key in entry.keys:
             holders = self._holders[key]
@@ -83,30 +71,13 @@ class SessionIndex:
         """Sessions beyond the maximum, longest inactive first; the owner ends them."""
         return list(self._sessions)[: max(0, len(self._sessions) - self._max_sessions)]
 
-    def set_pin(self, session: SessionKey, pin: Pin) -> None:
-        self._pins[session] = pin
-
-    def take_pin(self, session: SessionKey) -> list[Pin]:
-        """Remove and return the session's pin; empty when it has none."""
-        return [self._pins.pop(session)] if session in self._pins else []
-
-    def take_expired_pins(self, at_s: float) -> list[Pin]:
-        """Remove and return the pins whose time is over."""
-        expired = [session for session, pin in self._pins.items() if pin.expires_s <= at_s]
-        return [self._pins.pop(session) for session in expired]
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Sum over all pins; blocks that two sessions pin count twice."""
-        return sum(pin.num_bytes for pin in self._pins.values())
-
-    def usages(self) -> tuple[SessionUsage, ...]:
+    def usages(self, pinned: frozenset[SessionKey]) -> tuple[SessionUsage, ...]:
         """The books, longest inactive session first."""
         return tuple(
             SessionUsage(
                 session=session,
                 num_blocks=len(entry.keys),
-                is_pinned=session in self._pins,
+                is_pinned=session in pinned,
                 prompt_tokens=entry.prompt_tokens,
                 cached_tokens=entry.cached_tokens,
             )

@@ -15,7 +15,7 @@ import numpy as np
 
 from kv_agent_ros.kvcache.block import Tier, TierUsage
 from kv_agent_ros.kvcache.eviction import LruPolicy
-from kv_agent_ros.kvcache.path import BlockTokens
+from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult
 
@@ -36,8 +36,7 @@ class TransferResult:
 class Transfer:
     """A path to be copied down. The giver keeps its bytes in place until `done` is called, once, by any thread."""
 
-    root: bytes
-    blocks: BlockTokens
+    path: TokenPath
     keys: tuple[bytes, ...]
     read: Callable[[bytes], tuple[BlockRecord, ByteArray]]
     done: Callable[['Transfer', TransferResult], None]
@@ -67,10 +66,10 @@ class BackingTier:
         opened._rebuild()
         return opened
 
-    def lock(self, root: bytes, blocks: BlockTokens) -> PathLock:
-        """Lock the longest prefix of `blocks` that is here."""
+    def lock(self, path: TokenPath) -> PathLock:
+        """Lock the longest prefix of the path that is here."""
         with self._changed:
-            return self._tree.lock(root, blocks)
+            return self._tree.lock(path)
 
     def unlock(self, lock: PathLock) -> None:
         """End a lock; idempotent."""
@@ -85,10 +84,10 @@ class BackingTier:
             self._num_hits += record is not None
         return record
 
-    def cut(self, root: bytes, blocks: BlockTokens, num_kept: int) -> None:
+    def cut(self, path: TokenPath, num_kept: int) -> None:
         """Forget block number `num_kept` of this path and everything after it."""
         with self._changed:
-            gone = self._tree.cut(root, blocks, num_kept)
+            gone = self._tree.cut(path, num_kept)
         self._delete(gone)
 
     def has(self, key: bytes) -> bool:
@@ -191,7 +190,7 @@ class BackingTier:
                 self._changed.notify_all()
 
     def _write(self, transfer: Transfer, epoch: int) -> TransferResult:
-        held = self.lock(transfer.root, transfer.blocks)
+        held = self.lock(transfer.path)
         stored: list[bytes] = []
         evicted: list[bytes] = []
         last = PutResult.STORED
@@ -204,7 +203,7 @@ class BackingTier:
         with self._changed:
             added: list[bytes] = []
             if epoch == self._epoch:
-                added = self._tree.insert(transfer.root, transfer.blocks[:end], transfer.keys[:end])
+                added = self._tree.insert(transfer.path.head(end), transfer.keys[:end])
             gone = self._tree.unlock(held)
         self._delete(gone + [key for key in stored if key not in added])
         return TransferResult(stored=tuple(added), evicted=tuple(evicted), num_present=end, last=last)
@@ -256,5 +255,6 @@ class BackingTier:
         path.reverse()
         keys = tuple(record.key for record in path)
         tokens = np.frombuffer(b''.join(record.tokens for record in path), dtype='<i4')
-        self._tree.insert(leaf.root, tokens.reshape(len(path), -1), keys)
+        blocks = tokens.reshape(len(path), -1)
+        self._tree.insert(TokenPath(root=leaf.root, blocks=blocks, block_bytes=leaf.length_bytes), keys)
         return keys
