@@ -1,7 +1,7 @@
 """Turns a Llama GGUF file into a Hugging Face directory (float32 safetensors, tokenizer.json, config.json), once.
 
 Needs no torch and no transformers. The result is keyed by the SHA-256 of the source and appears atomically, so that a
-killed conversion leaves nothing that looks finished. Reads only what the file says; the tensors are dequantised exactly.
+killed conversion leaves nothing that looks finished. Tensors are dequantised exactly.
 """
 
 from collections.abc import Callable

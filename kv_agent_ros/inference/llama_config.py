@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import json
 import math
 from pathlib import Path
+from typing import Any  # a stranger's JSON
 
 from kv_agent_ros.errors import ModelUnavailableError
 
@@ -29,6 +30,7 @@ class LlamaConfig:
 
     vocab_size: int
     hidden_size: int
+    intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -47,13 +49,23 @@ def read_llama_config(directory: Path) -> LlamaConfig:
         values = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelUnavailableError(f'{path}: expected the config.json of a Hugging Face model, got {error}') from error
+    if not isinstance(values, dict):
+        raise ModelUnavailableError(f'{path}: expected a JSON object, got {type(values).__name__}')
     _refuse_unknown(path, values)
+    try:
+        return _config(path, values)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelUnavailableError(f'{path}: expected the sizes of a Llama model, got {error!r}') from error
+
+
+def _config(path: Path, values: dict[str, Any]) -> LlamaConfig:
     num_heads = int(values['num_attention_heads'])
     rope = values.get('rope_parameters') or values.get('rope_scaling') or {}
     eos = values.get('eos_token_id', [])
     return LlamaConfig(
         vocab_size=int(values['vocab_size']),
         hidden_size=int(values['hidden_size']),
+        intermediate_size=int(values['intermediate_size']),
         num_layers=int(values['num_hidden_layers']),
         num_heads=num_heads,
         num_kv_heads=int(values.get('num_key_value_heads') or num_heads),
@@ -82,17 +94,17 @@ def _scaled(frequency: float, scaling: RopeScaling) -> float:
     return (1 - kept) * frequency / scaling.factor + kept * frequency
 
 
-def _rope_scaling(path: Path, rope: dict[str, object]) -> RopeScaling:
+def _rope_scaling(path: Path, rope: dict[str, Any]) -> RopeScaling:
     kind = rope.get('rope_type') or rope.get('type') or 'default'
     if kind == 'default':
         return RopeScaling()
     if kind != 'llama3':
         raise ModelUnavailableError(f'{path}: expected rope_type default or llama3, got {kind}; choose another model')
     return RopeScaling(
-        factor=float(str(rope['factor'])),
-        low_frequency_factor=float(str(rope['low_freq_factor'])),
-        high_frequency_factor=float(str(rope['high_freq_factor'])),
-        original_tokens=int(str(rope['original_max_position_embeddings'])),
+        factor=float(rope['factor']),
+        low_frequency_factor=float(rope['low_freq_factor']),
+        high_frequency_factor=float(rope['high_freq_factor']),
+        original_tokens=int(rope['original_max_position_embeddings']),
     )
 
 

@@ -27,7 +27,7 @@ from kv_agent_ros.inference.text_stream import TextStream
 from kv_agent_ros.inference.turn_queue import TurnQueue
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace, TokenArray
-from kv_agent_ros.kvcache.storage.host import SegmentMap
+from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 
 class LocalBackend:

@@ -93,10 +93,7 @@ def bundled_gguf() -> Path:
 
 def _load_directory(directory: Path, name: str) -> LocalModel:
     config = read_llama_config(directory)
-    tokenizer_path = directory / 'tokenizer.json'
-    if not tokenizer_path.is_file():
-        raise ModelUnavailableError(f'{directory}: expected a tokenizer.json, got none; save the fast tokenizer there')
-    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    tokenizer = _tokenizer(directory / 'tokenizer.json')
     shards = sorted(directory.glob('*.safetensors'))
     try:
         weights = _weights(config, _tensors(shards))
@@ -117,6 +114,15 @@ def _load_directory(directory: Path, name: str) -> LocalModel:
     )
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got none; save one there')
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got {error}; fetch it again') from error
+
+
 def _tensors(shards: list[Path]) -> dict[str, Tensor]:
     tensors = {}
     for shard in shards:
@@ -127,27 +133,41 @@ def _tensors(shards: list[Path]) -> dict[str, Tensor]:
 
 
 def _weights(config: LlamaConfig, tensors: dict[str, Tensor]) -> LlamaWeights:
-    embedding = tensors['model.embed_tokens.weight']
+    table = (config.vocab_size, config.hidden_size)
+    embedding = _taken(tensors, ['model.embed_tokens'], *table)
     return LlamaWeights(
         embedding=embedding,
-        layers=tuple(_layer(tensors, f'model.layers.{index}') for index in range(config.num_layers)),
-        norm=tensors['model.norm.weight'],
-        head=tensors.get('lm_head.weight', embedding),
+        layers=tuple(_layer(config, tensors, f'model.layers.{index}.') for index in range(config.num_layers)),
+        norm=_taken(tensors, ['model.norm'], config.hidden_size),
+        head=_taken(tensors, ['lm_head'], *table) if 'lm_head.weight' in tensors else embedding,
     )
 
 
-def _layer(tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
-    def stacked(*names: str) -> Tensor:
-        return torch.cat([tensors.pop(f'{prefix}.{name}.weight') for name in names])
+def _layer(config: LlamaConfig, tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    num_heads, head_dim = config.num_heads, config.head_dim
 
+    def taken(names: list[str], *shape: int) -> Tensor:
+        return _taken(tensors, [prefix + name for name in names], *shape)
+
+    attention = ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
     return LayerWeights(
-        attention_norm=stacked('input_layernorm'),
-        qkv=stacked('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj'),
-        output=stacked('self_attn.o_proj'),
-        mlp_norm=stacked('post_attention_layernorm'),
-        gate_up=stacked('mlp.gate_proj', 'mlp.up_proj'),
-        down=stacked('mlp.down_proj'),
+        attention_norm=taken(['input_layernorm'], hidden),
+        qkv=taken(attention, (num_heads + 2 * config.num_kv_heads) * head_dim, hidden),
+        output=taken(['self_attn.o_proj'], hidden, num_heads * head_dim),
+        mlp_norm=taken(['post_attention_layernorm'], hidden),
+        gate_up=taken(['mlp.gate_proj', 'mlp.up_proj'], 2 * inner, hidden),
+        down=taken(['mlp.down_proj'], hidden, inner),
     )
+
+
+def _taken(tensors: dict[str, Tensor], names: list[str], *shape: int) -> Tensor:
+    """The tensors of `names` below each other, taken out of `tensors` so that they are not held twice."""
+    parts = [tensors.pop(f'{name}.weight') for name in names]
+    stacked = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if stacked.shape != shape:
+        raise KeyError(f'{names} of shape {tuple(stacked.shape)} where config.json says {shape}')
+    return stacked
 
 
 def _revision(shards: list[Path], config: Path) -> str:

@@ -15,7 +15,7 @@ from kv_agent_ros.inference.local_llama import KVBuffer
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import BlockSlot, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
 from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
-from kv_agent_ros.kvcache.storage.host import SegmentMap
+from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 _log = logging.getLogger(__name__)
 
@@ -81,10 +81,17 @@ class KVReuse:
             raw = self._bytes(slot)
             buffer.values[:, :, :, index * size : (index + 1) * size].copy_(self._block(raw))
             if checksum(raw) != slot.checksum:
-                self.stats = replace(self.stats, num_bad_checksums=self.stats.num_bad_checksums + 1)
-                _log.warning('block %s: bad checksum, computing from token %d', slot.block_key.hex()[:12], index * size)
+                self._discard(lease, index)
                 return self._note_read(index)
         return self._note_read(len(lease.slots))
+
+    def _discard(self, lease: PrefixLease, index: int) -> None:
+        self.stats = replace(self.stats, num_bad_checksums=self.stats.num_bad_checksums + 1)
+        _log.warning('block %s: bad checksum; computing from there on', lease.slots[index].block_key.hex()[:12])
+        try:
+            self._cache.discard(lease.lease_id, index)
+        except CACHE_FAULTS as fault:
+            self._note_fault('discard', fault)
 
     def _write(self, lease: WriteLease, buffer: KVBuffer) -> int:
         size = self._namespace.block_tokens

@@ -72,7 +72,7 @@ def _weights(shape: TinyShape, vocab_size: int, seed: int) -> dict[str, npt.NDAr
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return (random.standard_normal((rows, columns)) * columns**-0.5).astype(np.float32)
+        return random.normal(0.0, columns**-0.5, (rows, columns)).astype(np.float32)
 
     def norm() -> npt.NDArray[np.float32]:
         return random.uniform(0.5, 1.5, shape.hidden_size).astype(np.float32)

@@ -186,9 +186,11 @@ def test_impossible_url_is_a_config_error(base_url: str) -> None:
     ],
 )
 def test_error_status_is_a_typed_error_with_the_servers_words(status: int, error: type[Exception]) -> None:
-    with serving(lambda handler, body: reply(handler, status, 'text/plain', 'no such thing')) as (_, settings):
-        with pytest.raises(error, match=f'{status} .no such thing'):
-            OpenAiHttpBackend(settings).generate(request(), Deadline(10))
+    def refuse(handler: Handler, body: dict[str, object]) -> None:
+        reply(handler, status, 'text/plain', 'no such thing')
+
+    with serving(refuse) as (_, settings), pytest.raises(error, match=f'{status} .no such thing'):
+        OpenAiHttpBackend(settings).generate(request(), Deadline(10))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +209,8 @@ def test_garbage_in_the_stream_is_an_unavailable_model(payload: str) -> None:
         start_stream(handler)
         send_event(handler, payload)
 
-    with serving(garbage) as (_, settings):
-        with pytest.raises(ModelUnavailableError):
-            OpenAiHttpBackend(settings).generate(request(), Deadline(10))
+    with serving(garbage) as (_, settings), pytest.raises(ModelUnavailableError):
+        OpenAiHttpBackend(settings).generate(request(), Deadline(10))
 
 
 def test_stream_that_ends_early_is_no_answer() -> None:
@@ -217,9 +218,8 @@ def test_stream_that_ends_early_is_no_answer() -> None:
         start_stream(handler)
         send_event(handler, piece('Hel'))
 
-    with serving(die) as (_, settings):
-        with pytest.raises(ModelUnavailableError, match='finish_reason'):
-            OpenAiHttpBackend(settings).generate(request(), Deadline(10))
+    with serving(die) as (_, settings), pytest.raises(ModelUnavailableError, match='finish_reason'):
+        OpenAiHttpBackend(settings).generate(request(), Deadline(10))
 
 
 def stall_after_hello(dialect: Dialect) -> Answer:
