@@ -23,11 +23,13 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeProcess:
-    """One executable with its namespace and parameters (those of all nodes in the process)."""
+    """One executable with its namespace, the parameters of all its nodes and, by name, of single ones."""
 
     executable: str
     namespace: str = '/'
     parameters: Mapping[str, Setting] = field(default_factory=lambda: NO_PARAMETERS)
+    per_node: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -76,12 +78,13 @@ def separate_graph(settings: GraphSettings) -> tuple[NodeProcess, ...]:
 
 
 def composed_graph(settings: GraphSettings) -> tuple[NodeProcess, ...]:
-    """All nodes in one process, as nodes.bringup composes them."""
-    merged: dict[str, Setting] = {}
-    for extra in settings.parameters.values():
-        merged |= extra
-    robots, state = tuple(settings.robots), str(settings.state_dir)
-    return (NodeProcess(executable='bringup', parameters={'robots': robots, 'state_dir': state, **merged}),)
+    """All nodes in one process, as nodes/bringup.py composes them."""
+    state: Mapping[str, Setting] = {'state_dir': str(settings.state_dir)}
+    per_node = {name: dict(values) for name, values in settings.parameters.items()}
+    for name in ('kv_cache_node', 'memory_node', 'harness_node', 'agent_node'):
+        per_node[name] = {**state, **per_node.get(name, {})}
+    arguments = (f'--robots={",".join(settings.robots)}', f'--use-sim-time={str(settings.use_sim_time).lower()}')
+    return (NodeProcess(executable='bringup', arguments=arguments, per_node=per_node),)
 
 
 class ProcessGraph:
@@ -158,9 +161,18 @@ def _await_end(process: 'subprocess.Popen[bytes]', ends_at: float) -> int:
 
 def _command(process: NodeProcess, folder: Path) -> list[str]:
     params = folder / 'params.yaml'
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in process.parameters.items()}
-    arguments = ['--ros-args', '-r', f'__ns:={process.namespace}']
-    if values:
-        params.write_text(yaml.safe_dump({'/**': {'ros__parameters': values}}, allow_unicode=True))
-        arguments += ['--params-file', str(params)]
-    return [sys.executable, '-m', 'kv_agent_ros.start', f'nodes.{process.executable}', *arguments]
+    sections = {'/**': _section(process.parameters)} if process.parameters else {}
+    sections |= {f'/**/{name}': _section(values) for name, values in process.per_node.items()}
+    own = ['--ros-args']
+    if process.namespace != '/':
+        own += ['-r', f'__ns:={process.namespace}']
+    if sections:
+        params.write_text(yaml.safe_dump(sections, allow_unicode=True))
+        own += ['--params-file', str(params)]
+    module = f'nodes.{process.executable}'
+    return [sys.executable, '-m', 'kv_agent_ros.start', module, *process.arguments, *own]
+
+
+def _section(values: Mapping[str, Setting]) -> dict[str, dict[str, object]]:
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {'ros__parameters': plain}

@@ -17,11 +17,12 @@ from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 import rclpy
-from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.executors import MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
+from kv_agent_ros.config import meanings
 from kv_agent_ros.errors import KvAgentError
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.parameters import declare_parameters, read_parameters
@@ -50,6 +51,11 @@ class NodeSpec(Generic[ConfigT, CoreT]):
     config: type[ConfigT]
     open: Callable[[ConfigT, 'ManagedNode'], CoreT]
     serve: Callable[[CoreT, ConfigT, Endpoints], None]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the node's parameters."""
+        return tuple(meanings(self.config))
 
 
 class ManagedNode(LifecycleNode):
@@ -128,25 +134,32 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     """Run nodes in this process until SIGINT or SIGTERM. 0 = ended on request, 1 = a node could not start."""
     stop = StopSignal()
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    nodes: list[ManagedNode] = []
+    nodes = list(make_nodes())
     executor = MultiThreadedExecutor(num_threads=NUM_THREADS)  # callbacks wait on each other's services
-    try:
-        nodes.extend(make_nodes())
-        for node in nodes:
-            executor.add_node(node)
-        starter = threading.Thread(target=_start, args=(nodes, stop), daemon=True)
-        starter.start()
-        while not stop.is_set:
-            executor.spin_once(timeout_sec=0.1)
-    except ExternalShutdownException:
-        pass
-    finally:
-        _take_down(nodes, executor)
+    for node in nodes:
+        executor.add_node(node)
+    ended = threading.Event()
+    spinner = threading.Thread(target=_spin, args=(executor, ended), name='spin')
+    spinner.start()
+    threading.Thread(target=_start, args=(nodes, stop), name='autostart', daemon=True).start()
+    stop.wait()
+    leave_anyway = threading.Timer(GRACE_S, os._exit, args=(stop.exit_code,))
+    leave_anyway.daemon = True
+    leave_anyway.start()
+    for node in reversed(nodes):
+        node.take_down()  # still spinning: the last calls of a core are answered
+    ended.set()
+    spinner.join()
+    executor.shutdown(timeout_sec=1.0)
+    for node in reversed(nodes):
+        node.destroy_node()
+    rclpy.try_shutdown()
+    leave_anyway.cancel()
     return stop.exit_code
 
 
 class StopSignal:
-    """Set by SIGINT or SIGTERM; a second signal ends the process at once."""
+    """Set by SIGINT or SIGTERM, or by a node that could not start."""
 
     def __init__(self) -> None:
         self.exit_code = 0
@@ -154,9 +167,10 @@ class StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
+    def wait(self) -> None:
+        """Until a signal or a failure. In slices, so that the signal handler gets to run."""
+        while not self._event.wait(0.5):
+            pass
 
     def fail(self) -> None:
         """End the process with exit code 1."""
@@ -173,15 +187,6 @@ def _start(nodes: Sequence[ManagedNode], stop: StopSignal) -> None:
         stop.fail()
 
 
-def _take_down(nodes: Sequence[ManagedNode], executor: MultiThreadedExecutor) -> None:
-    """Close in reverse order of start; when a core hangs, leave anyway after GRACE_S."""
-    timer = threading.Timer(GRACE_S, os._exit, args=(0,))
-    timer.daemon = True
-    timer.start()
-    for node in reversed(nodes):
-        node.take_down()
-    executor.shutdown(timeout_sec=1.0)
-    for node in reversed(nodes):
-        node.destroy_node()
-    rclpy.try_shutdown()
-    timer.cancel()
+def _spin(executor: MultiThreadedExecutor, ended: threading.Event) -> None:
+    while not ended.is_set():
+        executor.spin_once(timeout_sec=0.1)
