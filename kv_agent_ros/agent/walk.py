@@ -1,6 +1,7 @@
 """Walks a checked plan step by step through the gate, deciding each branch once, when it is first reached.
 
-Keeps what happened: a record per step, and for each step done the world before and after it. Recovery is not decided here.
+Keeps what happened: a record per step, and for each step done the world before and after it. Recovery is decided
+elsewhere.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from kv_agent_ros.agent.task import StepRecord, StepStatus, Task
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import DeadlineError, Outcome
 from kv_agent_ros.harness.base import Gate, StepCommand
-from kv_agent_ros.robot.base import Step, StepResult
+from kv_agent_ros.robot.base import Step
 from kv_agent_ros.robot.plan import Branch, Plan, enclosing_arms
 from kv_agent_ros.world.base import World
 from kv_agent_ros.world.conditions import Evaluation, Truth, evaluate
@@ -95,14 +96,22 @@ class PlanWalk:
             robot_id=self._task.robot_id, task_id=self._task.task_id, plan_id=self._plan.plan_id, step_index=index
         )
         result = self._gate.execute(command, deadline)
-        if not result.is_success:
-            status = StepStatus.REFUSED if result.outcome in _REFUSED else StepStatus.FAILED
-            return self._record(step, status, result.outcome, result.message, result=result, index=index)
-        after = self._fresh(self._clock(), deadline)
-        self.moments.append(Moment(step=step, before=before, after=after))
-        evidence = check_effect(step, self._task.robot_id, before, after).evidence
-        return self._record(
-            step, StepStatus.SUCCEEDED, result.outcome, result.message, result=result, evidence=evidence, index=index
+        evidence = ''
+        if result.is_success:
+            after = self._fresh(self._clock(), deadline)
+            self.moments.append(Moment(step=step, before=before, after=after))
+            evidence = check_effect(step, self._task.robot_id, before, after).evidence
+        return self._keep(
+            StepRecord(
+                index=index,
+                step=step,
+                status=_status(result.outcome),
+                outcome=result.outcome,
+                message=result.message,
+                evidence=evidence,
+                attempt=self._attempt,
+                duration_s=result.duration_s,
+            )
         )
 
     def _fresh(self, since_s: float, deadline: Deadline) -> WorldState:
@@ -114,26 +123,15 @@ class PlanWalk:
             _log.warning('no observation of %s within %.0f s', self._task.robot_id, FRESH_TIMEOUT_S)
             return self._world.snapshot()
 
-    def _record(
-        self,
-        step: Step,
-        status: StepStatus,
-        outcome: Outcome,
-        message: str,
-        *,
-        result: StepResult = StepResult(outcome=Outcome.SUCCESS),
-        evidence: str = '',
-        index: int = -1,
-    ) -> StepRecord:
-        record = StepRecord(
-            index=self._index if index < 0 else index,
-            step=step,
-            status=status,
-            outcome=outcome,
-            message=message,
-            evidence=evidence,
-            attempt=self._attempt,
-            duration_s=result.duration_s,
-        )
+    def _record(self, step: Step, status: StepStatus, outcome: Outcome, message: str) -> StepRecord:
+        return self._keep(StepRecord(index=self._index, step=step, status=status, outcome=outcome, message=message))
+
+    def _keep(self, record: StepRecord) -> StepRecord:
         self.records.append(record)
         return record
+
+
+def _status(outcome: Outcome) -> StepStatus:
+    if outcome is Outcome.SUCCESS:
+        return StepStatus.SUCCEEDED
+    return StepStatus.REFUSED if outcome in _REFUSED else StepStatus.FAILED
