@@ -18,7 +18,7 @@ from kv_agent_ros.harness.judge import Judge, decide
 from kv_agent_ros.harness.objections import Law
 from kv_agent_ros.harness.records import Errand, act_entry, refusal_entry, result_entry
 from kv_agent_ros.harness.registry import Ticket, TicketState
-from kv_agent_ros.harness.rules import AUDIT_FAILED, BRANCH_CONDITION, ROBOT_BUSY, STEP_ORDER, WORLD_STALE
+from kv_agent_ros.harness.rules import AUDIT_FAILED, BRANCH_CONDITION, ROBOT_BUSY, STEP_ORDER, TRANSIENT, WORLD_STALE
 from kv_agent_ros.harness.slot import StepSlot
 from kv_agent_ros.harness.velocity import STILL, VelocityGuard
 from kv_agent_ros.robot.base import Robot, RobotState, Skill, Step, StepResult, Velocity
@@ -28,6 +28,7 @@ from kv_agent_ros.world.conditions import Truth, evaluate
 from kv_agent_ros.world.state import WorldState
 
 ZERO_REPEATS = 5  # a lost message must not leave the robot driving
+NEVER_S = float('-inf')
 NO_AGE_LIMIT_S = float('inf')  # how old a measurement may be that a branch was decided on is the agent's concern
 
 
@@ -134,15 +135,33 @@ class GuardedRobot:
         if self._latch.is_latched(self._robot_id):
             return self._noted(refusal_entry(errand, (), self._stopped()), self._stopped())
         try:
-            world = self._world.snapshot()
-            findings = self._judge(errand, world)
+            world, findings = self._settle(errand, deadline)
         except UnreachableError as error:
             return self._refuse(errand, (_no(errand, WORLD_STALE, str(error)),))
+        except (CanceledError, DeadlineError) as error:
+            ended = StepResult(outcome=error.outcome, message=f'{error} before the step was begun')
+            return self._noted(refusal_entry(errand, (), ended), ended)
         if findings:
             return self._refuse(errand, findings)
         self._audit.append(act_entry(errand, world))
         result = self._act(errand, world, deadline)
         return self._record_result(errand, result)
+
+    def _settle(self, errand: Errand, deadline: Deadline) -> tuple[WorldState, tuple[Finding, ...]]:
+        """The world and the findings on the step, after giving what may pass by itself the time to pass."""
+        deadline.check()
+        patience = deadline.within(self._law.policy.patience_s)
+        world = self._world.snapshot()
+        findings = self._judge(errand, world)
+        while findings and all(finding.rule_id in TRANSIENT for finding in findings):
+            robot = world.robot(self._robot_id)
+            try:
+                world = self._world.wait_newer(self._robot_id, NEVER_S if robot is None else robot.stamp_s, patience)
+            except DeadlineError:
+                deadline.check()
+                break
+            findings = self._judge(errand, world)
+        return world, findings
 
     def _judge(self, errand: Errand, world: WorldState) -> tuple[Finding, ...]:
         ticket = errand.ticket

@@ -37,11 +37,12 @@ from kv_agent_ros.world.base import World
 from kv_agent_ros.world.state import WorldState
 
 MAX_TASK_RECORDS = 1000
+STEP_END_S = 10.0  # how long a step that was cancelled may take to end
 NOT_DONE = frozenset({Outcome.REJECTED_BY_GATE, Outcome.NEEDS_APPROVAL, Outcome.EMERGENCY_STOPPED})
 
 
 class AgentHarness:
-    """A Gate. `clock`: ROS time in seconds; `steady_clock`: for watchdogs and waits."""
+    """A Gate. `clock`: ROS time in seconds; `steady_clock`: for the velocity watchdog."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class AgentHarness:
                 velocity=VelocityGuard(
                     policy.velocity, velocity_timeout_s, partial(latch.is_latched, robot_id), steady_clock
                 ),
-                witness=Witness(world, observation_timeout_s, steady_clock),
+                witness=Witness(world, observation_timeout_s),
                 clock=clock,
             )
             for robot_id, robot in robots.items()
@@ -157,7 +158,8 @@ class AgentHarness:
             return StepResult(outcome=Outcome.REJECTED_BY_GATE, message=f'{AUDIT_FAILED}: {noted.message}')
         if self._latch.is_latched(robot_id):
             return self._stopped(robot_id)
-        return guarded.perform(guarded.single_step(Step(skill='dock'), task_id), deadline, deadline.remaining_s)
+        dock = guarded.single_step(Step(skill='dock'), task_id)
+        return guarded.perform(dock, deadline, min(STEP_END_S, deadline.remaining_s))
 
     def estop(self, robot_id: str, reason: str) -> Status:
         """Stop that robot now, and keep it stopped until a person resets it, over restarts too."""

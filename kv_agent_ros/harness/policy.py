@@ -10,10 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
-import yaml
-
 from kv_agent_ros.errors import ConfigError
-from kv_agent_ros.harness.yaml_section import Section
+from kv_agent_ros.harness.yaml_section import Section, read_yaml
 from kv_agent_ros.world.state import LocationKind
 
 
@@ -96,7 +94,11 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Everything the gate judges by. `battery_reserve`: fraction that must be left on reaching the dock."""
+    """Everything the gate judges by.
+
+    `battery_reserve`: fraction that must be left on reaching the dock. `patience_s`: how long a step waits, standing
+    still, for a person to go away or for a fresh observation, before it is refused.
+    """
 
     name: str
     skills: SkillPolicy
@@ -105,6 +107,7 @@ class Policy:
     battery_reserve: float
     plan: PlanPolicy
     world_max_age_s: float
+    patience_s: float
     approval: ApprovalPolicy
     forbidden_categories: tuple[str, ...]
     pour: PourPolicy
@@ -129,11 +132,7 @@ def load_policy(path: Path) -> Policy:
 
 def parse_policy(text: str) -> Policy:
     """Read a policy from YAML text; every entry is required, an unknown one is an error. Raises ConfigError."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f'policy: expected YAML: {error}') from error
-    root = Section('policy', document)
+    root = Section('policy', read_yaml('policy', text))
     policy = Policy(
         name=root.text('name'),
         skills=_read_skills(root.section('skills')),
@@ -142,6 +141,7 @@ def parse_policy(text: str) -> Policy:
         battery_reserve=root.number('battery_reserve', 0.0, 1.0),
         plan=_read_plan(root.section('plan')),
         world_max_age_s=root.number('world_max_age_s', 0.01, 3600.0),
+        patience_s=root.number('patience_s', 0.01, 3600.0),
         approval=_read_approval(root.section('approval')),
         forbidden_categories=root.names('forbidden_categories'),
         pour=_read_pour(root.section('pour')),

@@ -31,9 +31,12 @@ BRANCH_CONDITION = 'branch.condition'  # the world does not say what the branch 
 ROBOT_BUSY = 'robot.busy'  # another step is being done
 ROBOT_UNKNOWN = 'robot.unknown'  # this harness holds no such robot
 AUDIT_FAILED = 'audit.failed'  # what cannot be recorded is not done
+PERSON_NEAR = 'person.near'
 WORLD_STALE = 'world.stale'  # also: the world model does not answer
 APPROVAL_PENDING = 'approval.pending'  # a person has not decided yet
 ESTOP_LATCHED = 'estop.latched'  # a person must reset the emergency stop first
+
+TRANSIENT = frozenset({PERSON_NEAR, WORLD_STALE})  # what may pass by itself while the robot stands and waits
 
 REQUEST_RULES: tuple[tuple[str, Test], ...] = (
     ('skill.unknown', skill_is_known),
@@ -48,7 +51,7 @@ WORLD_RULES: tuple[tuple[str, Test], ...] = (
     ('category.forbidden', category_is_permitted),
     ('precondition', step_is_possible),
     ('zone.keep_out', path_keeps_out),
-    ('person.near', people_are_clear),
+    (PERSON_NEAR, people_are_clear),
     ('battery.reserve', battery_reaches_the_dock),
     ('approval.required', person_has_approved),
 )

@@ -6,7 +6,32 @@ Knows nothing of policies. Each refusal is a ConfigError with the dotted path of
 from collections.abc import Iterator, Mapping
 import math
 
+import yaml
+
 from kv_agent_ros.errors import ConfigError
+
+
+def read_yaml(name: str, text: str) -> object:
+    """The document of a YAML text. Raises ConfigError when it is malformed or says an entry twice."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is not None:
+            _refuse_doubles(name, root)
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f'{name}: expected YAML: {error}') from error
+
+
+def _refuse_doubles(path: str, node: yaml.Node) -> None:
+    """YAML readers keep the last of two equal keys in silence; a limit must not be lifted that way."""
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[object] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            raise ConfigError(f'{path}: the entry {key.value!r} stands twice; keep one')
+        seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        _refuse_doubles(f'{path}.{key.value}' if isinstance(key, yaml.ScalarNode) else path, value)
 
 
 class Section:

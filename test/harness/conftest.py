@@ -1,5 +1,6 @@
 """The laboratory of the harness tests, under the default policy."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,4 +13,4 @@ DEFAULT_POLICY = Path(__file__).parents[2] / 'config' / 'policies' / 'default.ya
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path, load_policy(DEFAULT_POLICY))
+    return Lab(tmp_path, replace(load_policy(DEFAULT_POLICY), patience_s=0.05))

@@ -168,6 +168,27 @@ def test_person_on_the_way_is_waited_for_and_one_far_off_is_not(lab: Lab) -> Non
     assert harness.check_step(ROBOT_ID, KITCHEN).decision is Decision.ALLOW
 
 
+def test_step_waits_for_a_person_to_go_and_is_then_done(lab: Lab) -> None:
+    lab.policy = replace(lab.policy, patience_s=5.0)
+    robot = lab.obedient_robot()
+    harness, plan = lab.harness(robot), plan_of(KITCHEN)
+    harness.check_plan(ROBOT_ID, plan)
+    lab.see_person((6.0, 2.1))
+    finish = in_background(lambda: harness.execute(command(plan, 0), soon()))
+    lab.see_person((6.0, 3.9))
+    assert finish().is_success
+    assert robot.executed == [KITCHEN]
+
+
+def test_canceled_step_is_not_begun(lab: Lab) -> None:
+    robot = lab.obedient_robot()
+    harness, plan, deadline = lab.harness(robot), plan_of(KITCHEN), soon()
+    harness.check_plan(ROBOT_ID, plan)
+    deadline.cancel()
+    assert harness.execute(command(plan, 0), deadline).outcome is Outcome.CANCELED
+    assert robot.executed == []
+
+
 def test_person_seen_long_ago_does_not_hold_the_robot(lab: Lab) -> None:
     lab.see_person((6.0, 2.1))
     lab.now_s += 31.0

@@ -52,6 +52,11 @@ def test_text_that_is_no_policy_is_refused(text: str) -> None:
         parse_policy(text)
 
 
+def test_entry_that_stands_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'max_steps.*twice'):
+        parse_policy(TEXT.replace('max_steps: 40', 'max_steps: 40\n  max_steps: 9999'))
+
+
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'absent\.yaml'):
         load_policy(tmp_path / 'absent.yaml')
