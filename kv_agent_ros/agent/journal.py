@@ -1,4 +1,4 @@
-"""What happened in one task, as it happens: plans, steps, turns, moments. Feedback on the way, the result at the end."""
+"""What happened in one task, as it happens: plans, steps, turns, moments; feedback on the way, a result at the end."""
 
 from collections.abc import Callable, Sequence
 
