@@ -17,22 +17,20 @@ FILL_LEVEL = 'fill_level'
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RobotCosts:
-    """What the robot's acts take; the gate's budgets are checked against these.
-
-    The battery's rates are a quarter above the simulated robot's, since a straight line is the shortest guess of a way.
-    """
+    """What the robot's acts take, at the pace of the simulated robot; the gate's budgets are checked against these."""
 
     speed_mps: float = 0.5
+    detour: float = 1.25  # a real way against the straight one, turns included, in time and battery
     reach_m: float = 1.0
     find_s: float = 6.0
-    inspect_s: float = 4.0
-    pick_s: float = 4.0
-    place_s: float = 3.0
+    inspect_s: float = 2.5
+    pick_s: float = 2.5
+    place_s: float = 2.5
     pour_s: float = 4.0
     door_s: float = 2.0
     dock_s: float = 2.0
-    battery_per_m: float = 0.0025  # fraction of a full battery
-    battery_per_s: float = 0.000025  # fraction of a full battery, moving or not
+    battery_per_m: float = 0.002  # fraction of a full battery
+    battery_per_s: float = 0.00002  # fraction of a full battery, moving or not
 
 
 DEFAULT_COSTS = RobotCosts()
@@ -63,7 +61,10 @@ class Rehearsal:
             return self.fail(route.reason)
         robot = replace(self.robot, pose=goal, room=room, velocity=Velocity(), is_docked=False)
         return self._spend(
-            with_robot(self.world, robot), route.length_m / speed_mps + act_s, route.path, route.length_m
+            with_robot(self.world, robot),
+            self.costs.detour * route.length_m / speed_mps + act_s,
+            route.path,
+            route.length_m,
         )
 
     def drive_near(self, goal: Point, room: str, act_s: float) -> Prediction:
@@ -80,7 +81,7 @@ class Rehearsal:
 
     def _spend(self, world: WorldState, duration_s: float, path: tuple[Point, ...], length_m: float) -> Prediction:
         robot = world.robot(self.robot.robot_id) or self.robot
-        used = length_m * self.costs.battery_per_m + duration_s * self.costs.battery_per_s
+        used = self.costs.detour * length_m * self.costs.battery_per_m + duration_s * self.costs.battery_per_s
         if used > robot.battery:
             return self.fail(f'needs {used:.1%} of battery, {robot.battery:.1%} is left')
         stamp_s = self.world.stamp_s + duration_s

@@ -42,7 +42,7 @@ def test_navigate_goes_through_the_door_and_costs_time_and_battery() -> None:
     assert prediction.is_feasible
     assert prediction.path == ((8.0, 2.0), (4.0, 2.0), (1.0, 3.0))
     assert prediction.distance_m == pytest.approx(4.0 + 10.0**0.5)
-    assert prediction.duration_s == pytest.approx(prediction.distance_m / 0.5)
+    assert prediction.duration_s == pytest.approx(1.25 * prediction.distance_m / 0.5)
     robot = prediction.world.robots[0]
     assert (robot.room, robot.is_docked, robot.pose) == ('kitchen', False, Pose(x_m=1.0, y_m=3.0))
     assert robot.battery == pytest.approx(1.0 - prediction.battery_used)
