@@ -6,7 +6,7 @@ from pathlib import Path
 import shutil
 import sys
 
-from kv_agent_ros.build import load_world, world_path
+from kv_agent_ros.build.home import load_world, world_path
 from kv_agent_ros.config import STATE_DIR, expand
 from kv_agent_ros.errors import KvAgentError
 from kv_agent_ros.inference.local_model import bundled_gguf

@@ -6,7 +6,7 @@ from geometry_msgs.msg import TwistStamped
 from rclpy.action.server import ServerGoalHandle
 
 from kv_agent_ros.action import ExecuteStep, MakeSafe
-from kv_agent_ros.build import SafetyRecords, open_harness, open_safety_records
+from kv_agent_ros.build.safety import SafetyRecords, open_harness, open_safety_records
 from kv_agent_ros.config import HarnessConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Status, UnreachableError

@@ -1,6 +1,6 @@
 """The services of harness_node: judging plans and steps, and a person's oversight of the gate."""
 
-from kv_agent_ros.build import SafetyRecords
+from kv_agent_ros.build.safety import SafetyRecords
 from kv_agent_ros.errors import BadRequestError, Outcome, Status
 from kv_agent_ros.harness.audit_record import AuditRecord
 from kv_agent_ros.harness.audit_verify import verify

@@ -3,7 +3,7 @@
 from rclpy.action.server import ServerGoalHandle
 
 from kv_agent_ros.action import GenerateStream
-from kv_agent_ros.build import EngineFactory, open_engine
+from kv_agent_ros.build.engine import EngineFactory, open_engine
 from kv_agent_ros.config import InferenceConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Status

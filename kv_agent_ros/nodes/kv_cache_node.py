@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from kv_agent_ros.build import CacheCore, open_cache
+from kv_agent_ros.build.cache import CacheCore, open_cache
 from kv_agent_ros.config import KVCacheConfig
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.inspector.metrics import cache_metrics

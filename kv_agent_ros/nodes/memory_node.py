@@ -1,6 +1,6 @@
 """The robots' memory as a node: remember, recall, forget."""
 
-from kv_agent_ros.build import open_memory
+from kv_agent_ros.build.memory import open_memory
 from kv_agent_ros.config import MemoryConfig
 from kv_agent_ros.errors import Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric

@@ -8,7 +8,7 @@ from typing import Any
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import BatteryState, LaserScan
 
-from kv_agent_ros.build import load_world
+from kv_agent_ros.build.home import load_world
 from kv_agent_ros.config import PerceptionConfig
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import DetectionArray

@@ -6,7 +6,7 @@ import threading
 from kv_agent_ros.agent.base import PlanRequest
 from kv_agent_ros.agent.planner import CopilotPlanner
 from kv_agent_ros.agent.task import Task
-from kv_agent_ros.build import open_planner
+from kv_agent_ros.build.planner import open_planner
 from kv_agent_ros.config import PlannerConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Outcome, Status

@@ -10,7 +10,8 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import BatteryState, LaserScan
 
 from kv_agent_ros.action import PerformSkill
-from kv_agent_ros.build import load_world, open_simulation
+from kv_agent_ros.build.home import load_world
+from kv_agent_ros.build.simulation import open_simulation
 from kv_agent_ros.config import SimulatorConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, Status

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from nav_msgs.msg import OccupancyGrid
 from visualization_msgs.msg import MarkerArray
 
-from kv_agent_ros.build import load_world
+from kv_agent_ros.build.home import load_world, world_path
 from kv_agent_ros.config import WorldModelConfig
 from kv_agent_ros.errors import Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric
@@ -22,6 +22,7 @@ from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, run_node
 from kv_agent_ros.srv import GetWorldState, PredictStep
 from kv_agent_ros.world.describe import describe_map, describe_state
 from kv_agent_ros.world.grid import occupancy
+from kv_agent_ros.world.map_file import load_furniture
 from kv_agent_ros.world.model import WorldModel
 
 
@@ -53,7 +54,9 @@ class WorldService:
     def publish_map(self) -> None:
         """The occupancy grid, once."""
         resolution_m = self._config.grid_resolution_m
-        origin, cells = occupancy(self._model.snapshot().map, resolution_m)
+        origin, cells = occupancy(
+            self._model.snapshot().map, load_furniture(world_path(self._config.world)), resolution_m
+        )
         self._grid.publish(occupancy_grid(origin, cells, resolution_m))
 
     def observe(self, message: ObservationMsg) -> None:

@@ -1,0 +1,58 @@
+"""The language model's engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_agent_ros.config import InferenceConfig, expand
+from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.inference.base import InferenceBackend
+from kv_agent_ros.inference.local import LocalBackend
+from kv_agent_ros.inference.local_model import LocalModel, load_local_model
+from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend, bearer_headers
+from kv_agent_ros.inference.sglang import connect_sglang
+from kv_agent_ros.inference.unavailable import UnavailableBackend
+from kv_agent_ros.kvcache.base import PrefixCache
+from kv_agent_ros.kvcache.storage.segment import SegmentMap
+
+PROBE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFactory:
+    """A model that is loaded, or a server that is known; makes the backend around the cache that it is given."""
+
+    make: Callable[[PrefixCache], InferenceBackend]
+
+    def close(self) -> None:
+        """The backend is closed by whoever made it."""
+
+
+def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> EngineFactory:
+    """The engine of the config. Raises ModelUnavailableError or ConfigError, so that configure fails with the text."""
+    if config.engine == 'none':
+        return EngineFactory(make=lambda cache: UnavailableBackend())
+    if config.engine == 'local':
+        model = load_local_model(
+            config.model, expand(config.cache_dir) / 'models', config.threads, lambda text: _ignore(progress(text))
+        )
+        return EngineFactory(make=lambda cache: local_backend(model, cache, config))
+    headers = bearer_headers(expand(config.api_key_file)) if config.api_key_file else {}
+    settings = HttpSettings(base_url=config.engine_url, model=config.model, engine=config.engine, headers=headers)
+    if config.engine == 'sglang':
+        backend = connect_sglang(settings, cache_salt=config.cache_salt, deadline=Deadline(PROBE_S))
+        return EngineFactory(make=lambda cache: backend)
+    return EngineFactory(make=lambda cache: OpenAiHttpBackend(settings))
+
+
+def _ignore(value: object) -> None:
+    """For listeners whose return value does not matter."""
+
+
+def local_backend(model: LocalModel, cache: PrefixCache, config: InferenceConfig) -> LocalBackend:
+    """The embedded engine around a prefix cache."""
+    return LocalBackend(
+        model=model,
+        cache=cache,
+        segments=SegmentMap(),
+        namespace=model.namespace(config.block_tokens, config.storage_dtype),
+    )
