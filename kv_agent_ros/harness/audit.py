@@ -21,7 +21,7 @@ from kv_agent_ros.harness.audit_record import (
     seal,
     to_line,
 )
-from kv_agent_ros.harness.durable import Write, append_durably
+from kv_agent_ros.harness.durable import DirectoryLock, Write, append_durably
 from kv_agent_ros.robot.plan import Json
 
 FILE_PATTERN = 'audit-*.jsonl'
@@ -57,6 +57,7 @@ class AuditLog:
         checkpoint_every: int,
         rotate_bytes: int,
         write: Write,
+        lock: DirectoryLock,
     ) -> None:
         self._directory = directory
         self._key = key
@@ -66,6 +67,7 @@ class AuditLog:
         self._checkpoint_every = checkpoint_every
         self._rotate_bytes = rotate_bytes
         self._write = write
+        self._directory_lock = lock
         self._lock = threading.Lock()
         self._num_unsealed = 0
         self._is_closed = False
@@ -103,8 +105,11 @@ class AuditLog:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._append(Entry(kind=AuditKind.CLOSED))
-                self._checkpoint()
+                try:
+                    self._append(Entry(kind=AuditKind.CLOSED))
+                    self._checkpoint()
+                finally:
+                    self._directory_lock.release()
 
     def _append(self, entry: Entry) -> AuditRecord:
         record = seal(self._head.seq + 1, self._clock(), entry, self._head.hash)
@@ -141,19 +146,29 @@ def open_audit_log(
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(directory)
+    except OSError as error:
+        raise AuditError(f'audit log {directory}: expected to be its only writer: {error}') from error
+    try:
         path = (log_files(directory) or (file_path(directory, 1),))[-1]
         torn = _take_off_torn_line(path)
+        head = _resume(directory, key)
     except OSError as error:
+        lock.release()
         raise AuditError(f'audit log {directory}: cannot be opened: {error}') from error
+    except AuditError:
+        lock.release()
+        raise
     log = AuditLog(
         directory=directory,
         key=key,
-        head=_resume(directory, key),
+        head=head,
         path=path,
         clock=clock,
         checkpoint_every=checkpoint_every,
         rotate_bytes=rotate_bytes,
         write=write,
+        lock=lock,
     )
     if torn:
         digest = hashlib.sha256(torn).hexdigest()
@@ -215,6 +230,6 @@ def _resume(directory: Path, key: AuditKey) -> Head:
     if head.seq < sealed.seq:
         raise AuditError(
             f'audit log {directory}: expected record {sealed.seq}, which was sealed, but it ends at {head.seq}; '
-            'records were cut off. Keep the directory as evidence and start with another'
+            f'records were cut off. Keep it as evidence; to begin again, move it and {key.head_path} away'
         )
     return head

@@ -1,10 +1,27 @@
 """Writes that are on the disk when they return. Every failure is an OSError."""
 
 from collections.abc import Callable
+import fcntl
 import os
 from pathlib import Path
 
 Write = Callable[[Path, bytes], None]
+
+
+class DirectoryLock:
+    """This process alone writes in the directory, until `release` or its end. Raises OSError when another does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._descriptor = os.open(directory / '.lock', os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Let others write; call it once."""
+        os.close(self._descriptor)
 
 
 def append_durably(path: Path, content: bytes) -> None:

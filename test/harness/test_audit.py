@@ -3,6 +3,8 @@
 from collections.abc import Callable
 import json
 from pathlib import Path
+import subprocess
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,8 +177,7 @@ def test_missing_middle_file_is_found(place: Place) -> None:
 
 
 def test_torn_last_line_is_tolerated_reported_and_kept_as_digest(place: Place) -> None:
-    log = place.open(checkpoint_every=100)
-    log.append(Entry(kind=AuditKind.ACT))
+    place.fill(3)
     with log_files(place.directory)[0].open('ab') as file:
         file.write(b'{"fields":{"half')
     report = verify(place.directory, place.key)
@@ -185,6 +186,42 @@ def test_torn_last_line_is_tolerated_reported_and_kept_as_digest(place: Place) -
     with place.open() as again:
         torn = again.select(lambda record: record.entry.kind is AuditKind.TORN, 5)
     assert torn[0].entry.fields['bytes'] == 16
+    assert verify(place.directory, place.key).is_ok
+
+
+def test_log_has_one_writer_at_a_time(place: Place) -> None:
+    with place.open(), pytest.raises(AuditError, match='only writer'):
+        place.open()
+    place.open().close()
+
+
+def test_log_that_was_refused_is_not_left_locked(place: Place) -> None:
+    place.fill(10)
+    lines = place.lines()
+    place.put_lines(truncate_tail(lines))
+    with pytest.raises(AuditError, match='cut off'):
+        place.open()
+    place.put_lines(lines)
+    place.open().close()
+
+
+def test_records_after_a_crash_follow_the_ones_before(place: Place) -> None:
+    code = (
+        'import os, pathlib, sys\n'
+        'from kv_agent_ros.harness.audit import open_audit_log\n'
+        'from kv_agent_ros.harness.audit_key import load_audit_key\n'
+        'from kv_agent_ros.harness.audit_record import AuditKind, Entry\n'
+        'directory, key = map(pathlib.Path, sys.argv[1:])\n'
+        'log = open_audit_log(directory, load_audit_key(key, directory), lambda: 1.0)\n'
+        'log.append(Entry(kind=AuditKind.ACT, task_id="before the crash"))\n'
+        'os.kill(os.getpid(), 9)\n'
+    )
+    key = place.directory.parent / 'keys' / 'audit.key'
+    killed = subprocess.run([sys.executable, '-c', code, place.directory, key], timeout=60.0, check=False)
+    assert killed.returncode == -9
+    with place.open() as log:
+        found = log.select(lambda record: record.entry.task_id == 'before the crash', 5)
+    assert len(found) == 1
     assert verify(place.directory, place.key).is_ok
 
 
@@ -211,7 +248,6 @@ def test_select_gives_the_newest_in_order_over_files(place: Place) -> None:
 
 
 def test_full_disk_is_an_audit_error_and_the_chain_stays_whole(place: Place) -> None:
-    place.fill(2)
     is_full = [False]
 
     def write(path: Path, content: bytes) -> None:
