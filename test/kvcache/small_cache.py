@@ -1,0 +1,77 @@
+"""A cache small enough to overflow in a test, and an engine that writes bytes which can be recognised."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kv_agent_ros.kvcache.block import KVEvent, KVNamespace, SessionKey, Tier
+from kv_agent_ros.kvcache.dram_tier import DramTier
+from kv_agent_ros.kvcache.eviction import SessionLruPolicy
+from kv_agent_ros.kvcache.manager import KVCacheManager
+from kv_agent_ros.kvcache.session_index import SessionIndex
+from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
+from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.host import HostStore, SegmentMap, SharedArena
+from kv_agent_ros.kvcache.storage.tiered import BackingTier
+
+NAMESPACE = KVNamespace(
+    model='tiny', revision='1', dtype='float32', num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=4
+)
+ROBOT_1 = SessionKey(robot_id='robot1', session_id='planner')
+
+
+def content(key: bytes) -> ByteArray:
+    """The bytes that the test engine computes for a block."""
+    return np.frombuffer(key * 4, dtype=np.uint8)
+
+
+class Cache:
+    """A manager with a clock that the test moves, and the engine's side of the protocol."""
+
+    def __init__(self, dram_blocks: int, directory: Path, disk_bytes: int, lease_timeout_s: float = 60.0) -> None:
+        self.now_s = 0.0
+        self.events: list[KVEvent] = []
+        self.disk = DiskStore.open(directory, disk_bytes)
+        self.ssd = BackingTier.open(tier=Tier.SSD, store=self.disk)
+        sessions = SessionIndex()
+        arena = SharedArena.create(dram_blocks * NAMESPACE.block_bytes)
+        self.manager = KVCacheManager(
+            dram=DramTier(store=HostStore(arena), policy=SessionLruPolicy(sessions.is_referenced)),
+            sessions=sessions,
+            backing=(self.ssd,),
+            lease_timeout_s=lease_timeout_s,
+            clock=lambda: self.now_s,
+            listener=self.events.append,
+        )
+        self.segments = SegmentMap()
+
+    def write(self, tokens: Sequence[int], session: SessionKey = ROBOT_1, namespace: KVNamespace = NAMESPACE) -> int:
+        """Compute and publish all full blocks; returns how many became visible."""
+        lease = self.manager.reserve(namespace, session, np.asarray(tokens, np.int32))
+        checksums = []
+        for slot in lease.slots:
+            view = self.segments.slot(slot)
+            view[:] = content(slot.block_key)
+            checksums.append(checksum(view))
+        return self.manager.commit(lease.lease_id, checksums)
+
+    def read(self, tokens: Sequence[int], session: SessionKey = ROBOT_1, namespace: KVNamespace = NAMESPACE) -> int:
+        """Acquire, verify every byte, release; returns the matched tokens."""
+        lease = self.manager.acquire(namespace, session, np.asarray(tokens, np.int32))
+        for slot in lease.slots:
+            view = self.segments.slot(slot)
+            assert checksum(view) == slot.checksum
+            assert view.tobytes() == content(slot.block_key).tobytes()
+        self.manager.release(lease.lease_id)
+        return lease.matched_tokens
+
+    def flush(self) -> None:
+        assert self.manager.flush(30.0)
+
+    def drop_dram(self) -> None:
+        """Evict everything that no lock holds from DRAM."""
+        self.manager.evict(1 << 40)
+
+    def close(self) -> None:
+        self.manager.close()

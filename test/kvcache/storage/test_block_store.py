@@ -1,0 +1,109 @@
+"""The contract of every BlockStore."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kv_agent_ros.kvcache.block import block_key
+from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, checksum
+from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
+
+ROOT = bytes(32)
+CAPACITY_BYTES = 4 * 8192
+VALUE_BYTES = 7000  # four of them, and no more, in either store
+
+OPENERS: dict[str, Callable[[Path], BlockStore]] = {
+    'host': lambda path: HostStore(SharedArena.create(CAPACITY_BYTES)),
+    'disk': lambda path: DiskStore.open(path / 'store', CAPACITY_BYTES),
+}
+
+
+@pytest.fixture(params=OPENERS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlockStore]:
+    opened = OPENERS[request.param](tmp_path)
+    yield opened
+    opened.close()
+
+
+def block(number: int, num_bytes: int = VALUE_BYTES) -> tuple[BlockRecord, ByteArray]:
+    value = np.full(num_bytes, number, dtype=np.uint8)
+    tokens = np.array([number], dtype='<i4').tobytes()
+    record = BlockRecord(
+        key=block_key(ROOT, tokens),
+        parent_key=ROOT,
+        root=ROOT,
+        tokens=tokens,
+        length_bytes=num_bytes,
+        checksum=checksum(value),
+    )
+    return record, value
+
+
+def test_get_gives_back_the_exact_bytes_and_record(store: BlockStore) -> None:
+    record, value = block(7)
+    assert store.put(record, value) is PutResult.STORED
+    out = np.zeros(VALUE_BYTES, dtype=np.uint8)
+    assert store.get(record.key, out) == record
+    assert np.array_equal(out, value)
+
+
+def test_unknown_key_is_a_miss(store: BlockStore) -> None:
+    assert store.get(bytes(32), np.zeros(VALUE_BYTES, dtype=np.uint8)) is None
+    assert store.size_bytes(bytes(32)) == 0
+
+
+def test_buffer_of_another_size_is_a_miss(store: BlockStore) -> None:
+    record, value = block(1)
+    store.put(record, value)
+    assert store.get(record.key, np.zeros(VALUE_BYTES - 1, dtype=np.uint8)) is None
+
+
+def test_deleted_block_is_a_miss_and_its_room_is_free(store: BlockStore) -> None:
+    record, value = block(1)
+    store.put(record, value)
+    store.delete(record.key)
+    store.delete(record.key)
+    assert store.get(record.key, np.zeros(VALUE_BYTES, dtype=np.uint8)) is None
+    assert store.usage().used_bytes == 0
+
+
+def test_full_store_says_so_and_takes_the_block_after_a_delete(store: BlockStore) -> None:
+    results = [store.put(*block(number)) for number in range(5)]
+    assert results == [PutResult.STORED] * 4 + [PutResult.FULL]
+    store.delete(block(0)[0].key)
+    assert store.put(*block(4)) is PutResult.STORED
+    assert store.usage().used_bytes <= store.usage().capacity_bytes
+
+
+def test_block_larger_than_the_store_fails(store: BlockStore) -> None:
+    assert store.put(*block(1, CAPACITY_BYTES + 1)) is PutResult.FAILED
+    assert store.usage().used_bytes == 0
+
+
+def test_second_put_of_a_key_changes_nothing(store: BlockStore) -> None:
+    store.put(*block(1))
+    used_bytes = store.usage().used_bytes
+    assert store.put(*block(1)) is PutResult.STORED
+    assert store.usage().used_bytes == used_bytes
+    assert store.usage().num_blocks == 1
+
+
+def test_bytes_without_their_checksum_are_refused_and_counted(store: BlockStore) -> None:
+    record, _ = block(1)
+    assert store.put(record, block(2)[1]) is PutResult.CORRUPT
+    assert store.usage().num_corrupt == 1
+    assert store.usage().used_bytes == 0
+
+
+def test_records_lists_what_is_there(store: BlockStore) -> None:
+    for number in range(3):
+        store.put(*block(number))
+    assert {record.key for record in store.records()} == {block(number)[0].key for number in range(3)}
+
+
+def test_close_twice_is_harmless(store: BlockStore) -> None:
+    store.close()
+    store.close()
