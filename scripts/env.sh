@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts beside it; defines functions and prints nothing. In a shell of your own:
 #   source scripts/env.sh && kv_activate "$(kv_default_env)"
 # puts the environment that scripts/setup made, with its ROS 2 and our interfaces, into this shell.
@@ -110,7 +111,8 @@ kv_activate_base() {
     return 1
   fi
   # colcon's own default, -jN -lN, stalls on a busy machine.
-  export MAKEFLAGS="-j$(nproc)"
+  MAKEFLAGS=-j$(nproc)
+  export MAKEFLAGS
   export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
 }
 
