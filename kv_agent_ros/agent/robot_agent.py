@@ -22,9 +22,10 @@ from kv_agent_ros.agent.journal import Journal, ProgressListener, ignore_progres
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.proof import judge
 from kv_agent_ros.agent.recall import TaskMemory
+from kv_agent_ros.agent.rest import rest_of
 from kv_agent_ros.agent.session import AgentSession
 from kv_agent_ros.agent.session_store import SessionStore
-from kv_agent_ros.agent.task import Task, TaskPhase, TaskResult
+from kv_agent_ros.agent.task import StepRecord, Task, TaskPhase, TaskResult
 from kv_agent_ros.agent.walk import PlanWalk
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import KvAgentError, Outcome, Status
@@ -33,7 +34,7 @@ from kv_agent_ros.memory.base import Memory
 from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.world.base import World
 
-FINAL = frozenset({Outcome.CANCELED, Outcome.NEEDS_APPROVAL, Outcome.EMERGENCY_STOPPED})  # no second plan after these
+FINAL = frozenset({Outcome.CANCELED, Outcome.NEEDS_APPROVAL, Outcome.EMERGENCY_STOPPED})  # no more tries after these
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class AgentLimits:
 
     max_refusals: int = 2  # of proposals, by the gate, before the task fails
     max_replans: int = 2
+    max_same_plan: int = 2  # an equal plan once more: what was not seen at first may be seen then
     max_attempts: int = 3  # of one step
     safe_timeout_s: float = 120.0
 
@@ -104,6 +106,18 @@ class RobotAgent:
             status = self._make_safe(journal, Status(outcome=error.outcome, message=str(error)), deadline)
         return journal.result(status, report, self._audit_head(task.robot_id), self._steady_clock())
 
+    def rehearse(self, task: Task, deadline: Deadline, on_progress: ProgressListener = ignore_progress) -> TaskResult:
+        """Plan the task and let the gate judge the plan; nothing moves, nothing is remembered."""
+        journal = Journal(task, on_progress, self._steady_clock())
+        errand = _Errand(journal=journal, session=self._sessions.resume(task.robot_id), deadline=deadline)
+        try:
+            request = replace(self._request(errand, ''), recollections=self._memory.recall(task))
+            plan, status = self._plan(errand, request)
+            status = status if plan is None else Status(message='the gate allows this plan; nothing was done')
+        except KvAgentError as error:
+            status = Status(outcome=error.outcome, message=str(error))
+        return journal.result(status, '', self._audit_head(task.robot_id), self._steady_clock())
+
     def _pursue(self, errand: _Errand) -> Status:
         """Plan, act and prove; plan again from where things stand while the diagnosis says so."""
         journal = errand.journal
@@ -116,10 +130,10 @@ class RobotAgent:
                 plan, status = self._plan(errand, request)
                 if plan is None:
                     return status
-                status = self._carry_out(errand, plan)
+                status, recovery = self._carry_out(errand, plan)
                 if status.is_success:
-                    status = self._prove(errand)
-                if status.is_success or status.outcome in FINAL or self._recovery(journal) is not Recovery.REPLAN:
+                    return self._prove(errand)
+                if recovery is not Recovery.REPLAN or journal.plans.count(plan) >= self._limits.max_same_plan:
                     return status
                 errand.deadline.check()
                 request = self._request(errand, f'{status.message}. Done so far: {journal.done}')
@@ -151,7 +165,7 @@ class RobotAgent:
             request = self._request(errand, f'the gate refused: {verdict.reason}')
         return None, status
 
-    def _carry_out(self, errand: _Errand, plan: Plan) -> Status:
+    def _carry_out(self, errand: _Errand, plan: Plan) -> tuple[Status, Recovery]:
         """Walk the plan; a failed step is repeated while the diagnosis says that its cause may be gone."""
         journal, deadline = errand.journal, errand.deadline
         walk = PlanWalk(
@@ -167,11 +181,12 @@ class RobotAgent:
                 journal.add_step(record)
                 while record.outcome is not Outcome.SUCCESS:
                     deadline.check()
-                    if record.attempt >= self._limits.max_attempts or self._recovery(journal) is not Recovery.RETRY:
-                        return Status(outcome=record.outcome, message=f'{record.step}: {record.message}')
+                    recovery = self._recovery(journal, record)
+                    if recovery is not Recovery.RETRY:
+                        return Status(outcome=record.outcome, message=f'{record.step}: {record.message}'), recovery
                     record = walk.repeat(deadline)
                     journal.add_step(record)
-            return Status()
+            return Status(), Recovery.MAKE_SAFE
         finally:
             journal.moments.extend(walk.moments)
 
@@ -184,9 +199,13 @@ class RobotAgent:
             return Status(message='; '.join(proof.facts))
         return Status(outcome=Outcome.POSTCONDITION_FAILURE, message='; '.join(proof.missing))
 
-    def _recovery(self, journal: Journal) -> Recovery:
+    def _recovery(self, journal: Journal, failed: StepRecord) -> Recovery:
+        if failed.outcome in FINAL:
+            return Recovery.MAKE_SAFE
         diagnosis = self._gate.diagnose(journal.task.robot_id, journal.task.task_id)
         journal.tell(TaskPhase.RECOVERING, f'{diagnosis.root_cause}: {diagnosis.message} → {diagnosis.recovery.value}')
+        if diagnosis.recovery is Recovery.RETRY and failed.attempt >= self._limits.max_attempts:
+            return Recovery.REPLAN
         return diagnosis.recovery
 
     def _make_safe(self, journal: Journal, status: Status, deadline: Deadline) -> Status:
@@ -219,11 +238,14 @@ class RobotAgent:
         return told.text
 
     def _request(self, errand: _Errand, refusal: str) -> PlanRequest:
+        """What the planner is asked: the task, or after a failure what is left of it."""
+        task, world = errand.task, self._world.snapshot()
+        left = rest_of(task.instruction, errand.journal.moments, world, task.robot_id)
         return PlanRequest(
             session=errand.session.key,
             history=errand.session.messages,
-            task=errand.task,
-            world=self._world.snapshot(),
+            task=replace(task, instruction=left),
+            world=world,
             refusal=refusal,
         )
 

@@ -53,11 +53,9 @@ class WorldService:
 
     def publish_map(self) -> None:
         """The occupancy grid, once."""
-        resolution_m = self._config.grid_resolution_m
-        origin, cells = occupancy(
-            self._model.snapshot().map, load_furniture(world_path(self._config.world)), resolution_m
-        )
-        self._grid.publish(occupancy_grid(origin, cells, resolution_m))
+        furniture = load_furniture(world_path(self._config.world))
+        grid = occupancy(self._model.snapshot().map, furniture, self._config.grid_resolution_m)
+        self._grid.publish(occupancy_grid(grid.origin, grid.cells, grid.resolution_m))
 
     def observe(self, message: ObservationMsg) -> None:
         """Apply an observation and publish the state that it makes."""
