@@ -121,7 +121,7 @@ class TaskService:
         """cancel_task."""
         self._book.cancel(request.task_id)
 
-    def list(self, request: ListTasks.Request, response: ListTasks.Response) -> None:
+    def list_tasks(self, request: ListTasks.Request, response: ListTasks.Response) -> None:
         """list_tasks."""
         response.tasks = [_summary(entry) for entry in self._book.newest(request.limit)]
 
@@ -187,7 +187,7 @@ def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
     endpoints.service(SubmitTask, 'submit_task', service.submit)
     endpoints.service(GetTask, 'get_task', service.get)
     endpoints.service(CancelTask, 'cancel_task', service.cancel)
-    endpoints.service(ListTasks, 'list_tasks', service.list)
+    endpoints.service(ListTasks, 'list_tasks', service.list_tasks)
     endpoints.stats(lambda: to_metrics(service.metrics()))
 
 
