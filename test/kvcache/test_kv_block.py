@@ -19,7 +19,9 @@ NAMESPACE = KVNamespace(
 )
 PROGRAM = """
 from kv_agent_ros.kvcache.block import KVNamespace, block_keys
-namespace = KVNamespace(model='m', revision='r', dtype='float16', num_layers=2, num_kv_heads=2, head_dim=8, block_tokens=4)
+namespace = KVNamespace(
+    model='m', revision='r', dtype='float16', num_layers=2, num_kv_heads=2, head_dim=8, block_tokens=4
+)
 print(b''.join(block_keys(namespace, range(12))).hex())
 """
 
