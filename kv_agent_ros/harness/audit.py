@@ -144,18 +144,11 @@ def open_audit_log(
 
     `clock`: ROS time in seconds, for the stamps. The first record of every opening is OPENED.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = DirectoryLock(directory)
-    except OSError as error:
-        raise AuditError(f'audit log {directory}: expected to be its only writer: {error}') from error
+    lock = _lock(directory)
     try:
         path = (log_files(directory) or (file_path(directory, 1),))[-1]
         torn = _take_off_torn_line(path)
         head = _resume(directory, key)
-    except OSError as error:
-        lock.release()
-        raise AuditError(f'audit log {directory}: cannot be opened: {error}') from error
     except AuditError:
         lock.release()
         raise
@@ -206,15 +199,26 @@ def _whole_lines(content: bytes) -> Iterator[bytes]:
     return iter(content[: content.rfind(b'\n') + 1].splitlines(keepends=True))
 
 
+def _lock(directory: Path) -> DirectoryLock:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return DirectoryLock(directory)
+    except OSError as error:
+        raise AuditError(f'audit log {directory}: expected to be its only writer: {error}') from error
+
+
 def _take_off_torn_line(path: Path) -> bytes:
     """Cut an unfinished last line (a crash in mid-write) off the file and return it."""
     if not path.exists():
         return b''
-    content = path.read_bytes()
-    whole = content.rfind(b'\n') + 1
-    if whole < len(content):
-        with path.open('r+b') as file:
-            file.truncate(whole)
+    try:
+        content = path.read_bytes()
+        whole = content.rfind(b'\n') + 1
+        if whole < len(content):
+            with path.open('r+b') as file:
+                file.truncate(whole)
+    except OSError as error:
+        raise AuditError(f'audit log {path}: cannot be opened: {error}') from error
     return content[whole:]
 
 

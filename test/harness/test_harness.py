@@ -592,6 +592,24 @@ def test_latch_that_cannot_be_saved_still_stops(lab: Lab) -> None:
     assert harness.check_plan(ROBOT_ID, plan_of(KITCHEN)).rule_ids == ('estop.latched',)
 
 
+def test_plans_and_stops_of_one_robot_are_not_those_of_another(lab: Lab) -> None:
+    lab.see(replace(lab.state(), robot_id='robot2'), (), ())
+    harness = AgentHarness(
+        robots={ROBOT_ID: FakeRobot(ROBOT_ID), 'robot2': FakeRobot('robot2')},
+        world=lab.world,
+        policy=lab.policy,
+        audit=lab.audit,
+        latch=lab.latch,
+        clock=lab.clock,
+        observation_timeout_s=0.05,
+    )
+    plan = plan_of(KITCHEN)
+    harness.check_plan(ROBOT_ID, plan)
+    assert 'plan.expired' in harness.execute(replace(command(plan, 0), robot_id='robot2'), soon()).message
+    harness.estop(ROBOT_ID, 'red button')
+    assert harness.check_plan('robot2', plan).decision is Decision.ALLOW
+
+
 def test_guarded_robot_is_a_robot_under_the_same_rules(lab: Lab) -> None:
     robot = lab.obedient_robot()
     guarded = lab.harness(robot).robot(ROBOT_ID)
