@@ -126,8 +126,7 @@ class GuardedRobot:
         try:
             return self._perform(errand, deadline)
         except AuditError as error:
-            self._robot.stop()
-            return StepResult(outcome=Outcome.REJECTED_BY_GATE, message=f'{AUDIT_FAILED}: {error}')
+            return self._still(StepResult(outcome=Outcome.REJECTED_BY_GATE, message=f'{AUDIT_FAILED}: {error}'))
         finally:
             self._slot.give_back()
 
@@ -193,7 +192,7 @@ class GuardedRobot:
         if self._latch.is_latched(self._robot_id):
             result = self._stopped()
         if not result.is_success:
-            self._robot.stop()
+            result = self._still(result)
         return replace(result, duration_s=max(0.0, self._clock() - begun_s))
 
     def _drive_robot(self, step: Step, deadline: Deadline) -> StepResult:
@@ -217,8 +216,15 @@ class GuardedRobot:
         try:
             self._audit.append(result_entry(errand, result))
         except AuditError as error:
+            return self._still(replace(result, outcome=Outcome.INTERNAL, message=f'{AUDIT_FAILED}: done, but: {error}'))
+        return result
+
+    def _still(self, result: StepResult) -> StepResult:
+        """The result, after telling the robot to stand still; says so when the robot does not answer."""
+        try:
             self._robot.stop()
-            return replace(result, outcome=Outcome.INTERNAL, message=f'{AUDIT_FAILED}: done, but: {error}')
+        except KvAgentError as error:
+            return replace(result, message=f'{result.message}; the stop was not confirmed: {error}')
         return result
 
     def _refuse(self, errand: Errand, findings: tuple[Finding, ...]) -> StepResult:

@@ -9,7 +9,7 @@ from functools import partial
 import time
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import AuditError, Outcome, Status, UnreachableError
+from kv_agent_ros.errors import AuditError, KvAgentError, Outcome, Status, UnreachableError
 from kv_agent_ros.harness.audit import Audit
 from kv_agent_ros.harness.audit_record import AuditKind, AuditRecord, Entry
 from kv_agent_ros.harness.base import Decision, Diagnosis, Finding, Rule, StepCommand, Verdict
@@ -152,7 +152,10 @@ class AgentHarness:
         guarded = self._robots.get(robot_id)
         if guarded is None:
             return StepResult(outcome=Outcome.ROBOT_NOT_FOUND, message=f'no robot {robot_id!r} here')
-        guarded.stop()
+        try:
+            guarded.stop()
+        except KvAgentError as error:
+            return StepResult(outcome=error.outcome, message=f'the robot did not confirm its stop: {error}')
         noted = self._note(Entry(kind=AuditKind.MAKE_SAFE, robot_id=robot_id, task_id=task_id), 'stopped')
         if not noted.is_success:
             return StepResult(outcome=Outcome.REJECTED_BY_GATE, message=f'{AUDIT_FAILED}: {noted.message}')
@@ -170,9 +173,10 @@ class AgentHarness:
         self._registry.drop_robot(robot_id)
         try:
             guarded.stop()
-        except UnreachableError as error:
-            self._keep_estop(robot_id, reason)
-            return Status(outcome=error.outcome, message=f'latched, but the robot did not confirm its stop: {error}')
+        except KvAgentError as error:
+            kept = self._keep_estop(robot_id, reason)
+            unsure = f'latched, but the robot did not confirm its stop: {error}; {kept.message}'
+            return Status(outcome=error.outcome, message=unsure)
         return self._keep_estop(robot_id, reason)
 
     def reset_estop(self, robot_id: str, operator: str) -> Status:

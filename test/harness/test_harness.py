@@ -468,12 +468,30 @@ def test_success_without_an_observation_is_a_postcondition_failure(lab: Lab) -> 
 def test_broken_driver_stops_the_robot_and_is_a_value(lab: Lab) -> None:
     class BrokenRobot(FakeRobot):
         def execute(self, step: Step, deadline: Deadline) -> StepResult:
-            raise UnreachableError('driver is gone')
+            raise UnreachableError('arm is gone')
 
     robot = BrokenRobot(ROBOT_ID)
     result = run(lab.harness(robot), plan_of(KITCHEN))
     assert result.outcome is Outcome.TIMEOUT
     assert robot.num_stops > 0
+
+
+class DeafRobot(FakeRobot):
+    """A robot whose driver does not answer."""
+
+    def execute(self, step: Step, deadline: Deadline) -> StepResult:
+        raise UnreachableError('driver is gone')
+
+    def stop(self) -> None:
+        raise UnreachableError('driver is gone')
+
+
+def test_robot_that_does_not_answer_its_stop_is_reported_and_latched(lab: Lab) -> None:
+    harness = lab.harness(DeafRobot(ROBOT_ID))
+    assert 'not confirmed' in run(harness, plan_of(KITCHEN)).message
+    assert harness.make_safe(ROBOT_ID, 'task1', soon()).outcome is Outcome.TIMEOUT
+    assert 'did not confirm' in harness.estop(ROBOT_ID, 'red button').message
+    assert open_estop_latch(lab.directory / 'estop.json', ()).is_latched(ROBOT_ID)
 
 
 def in_background(work: Callable[[], StepResult]) -> Callable[[], StepResult]:
