@@ -125,6 +125,13 @@ class FakeHome:
             clock=self.clock,
         )
 
+    def see_room_of(self, object_id: str) -> None:
+        """That thing comes into view, as if another robot had passed by."""
+        self.now_s += LATENCY_S
+        thing = _sighting(self.thing(object_id), self.now_s, is_close=False)
+        robot = replace(self.state(), stamp_s=self.now_s)
+        self.world.apply(Observation(robot=robot, stamp_s=self.now_s, objects=(thing,)))
+
     def observe(self, *measured: str) -> None:
         """One observation: the things of the robot's room, and the fill level of those looked at closely."""
         self.now_s += LATENCY_S

@@ -43,22 +43,22 @@ def steps_in(case: Case, plan: Plan, world: WorldState) -> tuple[Step, ...]:
     )
 
 
-def plan_fault(intents: Sequence[Intent], plan: Plan, world: WorldState) -> str:
+def plan_fault(intents: Sequence[Intent], plan: Plan, world: WorldState, holding: str) -> str:
     """'' when the plan serves the intents in every case, else the first thing that is wrong, as a sentence."""
     tried = cases(intents, plan, world)
     if not tried:
         return 'the plan has too many conditions'
     for case in tried:
         due = tuple(i for i in intents if all(_holds(g.condition, case, world) == g.arm for g in i.guards))
-        fault = _arm_fault(due, steps_in(case, plan, world), world)
+        fault = _arm_fault(due, steps_in(case, plan, world), world, holding)
         if fault:
             when = ' and '.join(f'{target}.{name} is {_shown(value)}' for (target, name), value in case.items())
             return f'{fault}, when {when}' if when else fault
     return ''
 
 
-def _arm_fault(due: Sequence[Intent], steps: Sequence[Step], world: WorldState) -> str:
-    acts = acts_of(steps, world)
+def _arm_fault(due: Sequence[Intent], steps: Sequence[Step], world: WorldState, holding: str) -> str:
+    acts = acts_of(steps, world, holding)
     used = served(due, acts, world)
     missed = due[len(used)] if len(used) < len(due) else None
     if missed is not None:
@@ -71,7 +71,7 @@ def _arm_fault(due: Sequence[Intent], steps: Sequence[Step], world: WorldState) 
     if moved is not None:
         return f'nobody asked to take the {moved.holding}'
     keeps = bool(due) and any(i.verb is Verb.PICK for i in due)
-    if acts and acts[-1].holding and not keeps:
+    if acts and acts[-1].holding not in ('', holding) and not keeps:
         return f'the plan ends with the {acts[-1].holding} in the gripper; place it'
     must_dock = bool(due) and due[-1].verb is Verb.DOCK
     return 'the plan must end with dock' if must_dock and steps[-1].skill != 'dock' else ''

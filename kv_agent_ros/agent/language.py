@@ -2,7 +2,8 @@
 
 A deterministic reader over the tokens of lexicon.py. It never guesses: every word that it cannot use ends up in
 `Reading.unread` with the reason. Scope of a condition: the actions of its own clause and those joined by "and"/并;
-a later clause belongs to it only when it puts back what the condition's actions took. Docking is never conditional.
+a later clause belongs to it only when it puts back what the condition's actions took, and no semicolon parts them.
+Docking is never conditional.
 """
 
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,12 @@ class _Scope:
     num_acts: int = 0
     is_leaving: bool = False
     handled: set[str] = field(default_factory=set)
+
+    def leave(self, *, is_for_good: bool) -> None:
+        """The clause is over; only “else” follows, or putting back what was handled, unless a semicolon says no."""
+        self.is_leaving = True
+        if is_for_good:
+            self.handled.clear()
 
 
 class _Reader:
@@ -83,11 +90,13 @@ class _Reader:
     _joins = False
 
     def _feed_clause(self, token: Token) -> None:
+        if token.text == 'empty' and not self._frame.verb and not self._frame.objects:
+            token = replace(token, kind=Kind.VERB, value='pour_all')
         match token.kind:
             case Kind.BREAK:
                 self._flush()
                 if self._scope is not None and self._scope.num_acts:
-                    self._scope.is_leaving = True
+                    self._scope.leave(is_for_good=token.value == 'hard')
             case Kind.LINK:
                 self._flush()
             case Kind.IF:
@@ -187,7 +196,7 @@ class _Reader:
             self.intents.append(intent)
             return
         scope.num_acts += 1
-        scope.handled.add(intent.subject)
+        scope.handled.update({intent.subject} if intent.verb in (Verb.PICK, Verb.POUR) else ())
         self.intents.append(replace(intent, guards=(scope.guard,)))
 
 

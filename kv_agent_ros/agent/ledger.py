@@ -26,9 +26,8 @@ class Act:
         return self.step.skill in _LASTING
 
 
-def acts_of(steps: Sequence[Step], world: WorldState) -> tuple[Act, ...]:
-    """The acts of steps in order; objects go by id where the world knows just one of that name."""
-    holding = ''
+def acts_of(steps: Sequence[Step], world: WorldState, holding: str) -> tuple[Act, ...]:
+    """The acts of steps in order, `holding` that object at first; objects go by id where only one has that name."""
     acts = []
     for step in steps:
         target = named(step.text('target'), world)

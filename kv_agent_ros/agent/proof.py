@@ -37,27 +37,35 @@ def judge(intents: Sequence[Intent], moments: Sequence[Moment], world: WorldStat
     """Measure the goal against what was observed after each step and against the world now."""
     if not moments:
         return Judgement(is_met=False, facts=(), missing=('no step was carried out',))
-    due: list[Intent] = []
-    missing: list[str] = []
-    facts: list[str] = []
-    for intent in intents:
-        truths = [(guard, _observed(guard, moments, world)) for guard in intent.guards]
-        missing += [f'{guard.condition} was never measured' for guard, truth in truths if truth is Truth.UNKNOWN]
-        if all((truth is Truth.TRUE) == guard.arm and truth is not Truth.UNKNOWN for guard, truth in truths):
-            due.append(intent)
-    proven = [moment for moment in moments if _is_proven(moment, robot_id, facts)]
-    acts = acts_of([moment.step for moment in proven], world)
+    due, missing = due_intents(intents, moments, world)
+    checked = [(m, check_effect(m.step, robot_id, m.before, m.after)) for m in moments]
+    proven = [(moment, check) for moment, check in checked if check.is_met]
+    acts = acts_of([moment.step for moment, _ in proven], world, _held(moments[0].before, robot_id))
     used = served(due, acts, world)
     missing += [f'not done: {intent}' for intent in due[len(used) :]]
     missing += [f'not asked for: {act.step}' for at, act in enumerate(acts) if act.is_lasting and at not in used]
     missing += _end_faults(due, moments, world, robot_id)
-    return Judgement(is_met=not missing, facts=tuple(facts), missing=tuple(dict.fromkeys(missing)))
+    facts = tuple(dict.fromkeys(proven[at][1].evidence for at in used))
+    return Judgement(is_met=not missing, facts=facts, missing=tuple(dict.fromkeys(missing)))
 
 
-def _is_proven(moment: Moment, robot_id: str, facts: list[str]) -> bool:
-    check = check_effect(moment.step, robot_id, moment.before, moment.after)
-    facts.append(f'{moment.step}: {check.evidence}')
-    return check.is_met
+def due_intents(
+    intents: Sequence[Intent], moments: Sequence[Moment], world: WorldState
+) -> tuple[list[Intent], list[str]]:
+    """The intents whose guards hold by what was observed, and the conditions that nobody measured."""
+    due: list[Intent] = []
+    unknown: list[str] = []
+    for intent in intents:
+        truths = [(guard, _observed(guard, moments, world)) for guard in intent.guards]
+        unknown += [f'{guard.condition} was never measured' for guard, truth in truths if truth is Truth.UNKNOWN]
+        if all((truth is Truth.TRUE) == guard.arm and truth is not Truth.UNKNOWN for guard, truth in truths):
+            due.append(intent)
+    return due, unknown
+
+
+def _held(world: WorldState, robot_id: str) -> str:
+    robot = world.robot(robot_id)
+    return robot.holding if robot is not None else ''
 
 
 def _observed(guard: Guard, moments: Sequence[Moment], world: WorldState) -> Truth:
@@ -76,7 +84,7 @@ def _end_faults(due: Sequence[Intent], moments: Sequence[Moment], world: WorldSt
         yield 'the robot is not on its dock'
     if robot.is_moving:
         yield 'the robot is still moving'
-    if robot.holding and not any(i.verb is Verb.PICK for i in due):
+    if robot.holding not in ('', _held(moments[0].before, robot_id)) and not any(i.verb is Verb.PICK for i in due):
         yield f'the robot still holds {robot.holding}'
     pours = [intent for intent in due if intent.verb is Verb.POUR]
     for subject in dict.fromkeys(pour.subject for pour in pours):

@@ -13,7 +13,9 @@ Predict = Callable[[WorldState, str, Step], Prediction]
 
 def draft_fault(plan: Plan, intents: Sequence[Intent], world: WorldState, robot_id: str, predict: Predict) -> str:
     """'' when the plan serves the intents and each of its steps can be done, else what is wrong, in one sentence."""
-    return plan_fault(intents, plan, world) or rehearsal_fault(plan, intents, world, robot_id, predict)
+    robot = world.robot(robot_id)
+    holding = robot.holding if robot is not None else ''
+    return plan_fault(intents, plan, world, holding) or rehearsal_fault(plan, intents, world, robot_id, predict)
 
 
 def rehearsal_fault(plan: Plan, intents: Sequence[Intent], world: WorldState, robot_id: str, predict: Predict) -> str:

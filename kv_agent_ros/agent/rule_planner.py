@@ -179,7 +179,7 @@ class _PlanMaker:
             location = self._world.map.location(name)
             if location is None or location.kind is LocationKind.SURFACE:
                 return name if location is None else location.room
-        return self._at.place
+        return self._at.place or self._room
 
     def _surface_in(self, room: str) -> str:
         return next(

@@ -99,7 +99,7 @@ STATES: dict[str, Entry] = {
         'not_full',
         'not full|没满|不满|没有满|未满|没倒满|没装满|不是满的|没有倒满|没有装满',
     ),
-    **_same(Kind.STATE, 'empty', 'is empty|空|空的|空了|是空的|空不空|已空|空着'),
+    **_same(Kind.STATE, 'empty', 'empty|is empty|空|空的|空了|是空的|空不空|已空|空着'),
     **_same(Kind.STATE, 'not_empty', 'not empty|不空|不是空的|没空'),
 }
 
@@ -120,9 +120,10 @@ SMALL: dict[str, Entry] = {
     **_same(
         Kind.BREAK,
         '',
-        ',|.|;|!|?|，|。|；|！|？|、|:|：|then|and then|after that|afterwards|finally|next|lastly'
+        ',|.|!|?|，|。|！|？|、|:|：|then|and then|after that|afterwards|finally|next|lastly'
         '|然后|接着|之后|随后|最后|再|然后再|接下来|完了之后|完成后',
     ),
+    **_same(Kind.BREAK, 'hard', ';|；'),
     **_same(Kind.LINK, '', 'and|&|并|并且|而且|和|又|且|同时'),
     **_same(Kind.TAKE, '', '把|将'),
     **_same(Kind.UNIT, 'seconds', 's|sec|secs|second|seconds|秒|秒钟'),
