@@ -43,7 +43,8 @@ class DemoOptions:
                 'removed': self.removed or ('',),
             },
             'inference_node': {'engine': self.engine, 'engine_url': self.engine_url, 'model': self.model},
-            'world_model_node': {'world': self.world},
+            **{name: {'world': self.world} for name in ('world_model_node', 'perception_node')},
+            'harness_node': {'audit_key_file': str(self.state_dir / 'keys' / 'audit.key')},
         }
 
 
