@@ -47,7 +47,7 @@ class Act:
             self.home.check_not_stopped(self.robot_id)
 
     def _pass_time(self, duration_s: float) -> None:
-        self._now_s = self.home.pace.pass_time(self._now_s, duration_s, self._deadline)
+        self._now_s = self.home.pace.pass_time(self.robot_id, self._now_s, duration_s, self._deadline)
 
 
 def failure(outcome: Outcome, message: str) -> StepResult:

@@ -1,7 +1,7 @@
-"""pyrobosim behind a typed face: geometry, collisions, doors, lidar, and where robots and objects are.
+"""pyrobosim behind a typed face: geometry, collisions, doors, and where robots and objects are.
 
-With paths.py the only file that knows pyrobosim; headless, no threads. Not thread-safe: SimulatedHome owns it. It has
-no clock: the caller says how long a velocity acts.
+With paths.py and things.py the only one that knows pyrobosim; headless, no threads. Not thread-safe: SimulatedHome
+owns it. It has no clock: the caller says how long a velocity acts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,29 +13,28 @@ import numpy as np
 import numpy.typing as npt
 from pyrobosim.core.robot import Robot as SimRobot
 from pyrobosim.core.yaml_utils import WorldYamlLoader
-from pyrobosim.sensors.lidar import Lidar2D
-from pyrobosim.utils.polygon import transform_polygon
 from pyrobosim.utils.pose import Pose as SimPose
-from shapely import LineString, Polygon, get_coordinates, intersects_xy
+from shapely import LineString, Polygon, intersects_xy
 from shapely import Point as ShapelyPoint
 from shapely.geometry.base import BaseGeometry
 from shapely.ops import unary_union
 
 from kv_agent_ros.robot.base import Pose, Velocity
 from kv_agent_ros.robot.home_file import Point
+from kv_agent_ros.robot.lidar import cast, edges_of
 from kv_agent_ros.robot.paths import PathFinder
 from kv_agent_ros.robot.things import Things
 
 ROBOT_RADIUS_M = 0.2
 PERSON_RADIUS_M = 0.25
-NUM_RAYS = 180
-LIDAR_RANGE_M = 8.0
 FREE = ''
 WALL = 'a wall or furniture'
+OTHER_ROBOT = 'another robot in the doorway'
+GATE_M = 1.0  # how far from a door leaf a robot waits while another one passes
 
 
 class Engine:
-    """One pyrobosim world with its robots. `people` and `blocked` (hallways, per robot) are set by the owner."""
+    """One pyrobosim world with its robots. Its owner sets `people`, `blocked` (hallways, per robot) and `busy`."""
 
     def __init__(self, path: Path, starts: Mapping[str, Pose]) -> None:
         for name in (path.stem, *starts):
@@ -44,21 +43,15 @@ class Engine:
         self._world.logger.setLevel(logging.ERROR)
         self._robots = {name: self._add_robot(name, pose) for name, pose in starts.items()}
         self._finders = {name: PathFinder(robot) for name, robot in self._robots.items()}
+        self._gates = [hallway.closed_polygon.buffer(GATE_M) for hallway in self._world.hallways]
+        self._edges = edges_of(self._world.total_external_polygon)
         self.things = Things(self._world, self._robots)
         self.people: dict[str, Point] = {}
         self.blocked: dict[str, frozenset[str]] = {}
+        self.busy: set[str] = set()  # robots that do a step
 
     def _add_robot(self, name: str, pose: Pose) -> SimRobot:
-        step = 360 / NUM_RAYS
-        lidar = Lidar2D(
-            update_rate_s=0.1,
-            angle_units='degrees',
-            min_angle=-180,
-            max_angle=180 - 1.5 * step,
-            angular_resolution=step,
-            max_range_m=LIDAR_RANGE_M,
-        )
-        robot = SimRobot(name=name, radius=ROBOT_RADIUS_M, start_sensor_threads=False, sensors={'lidar': lidar})
+        robot = SimRobot(name=name, radius=ROBOT_RADIUS_M)
         self._world.add_robot(robot, pose=_to_sim(pose))
         robot.logger.setLevel(logging.ERROR)
         return robot
@@ -84,11 +77,19 @@ class Engine:
             if intersects_xy(self._world.get_hallway_by_name(hallway).inflated_closed_polygon, *point):
                 return hallway
         here = self.pose(robot_id)
+        if self._is_doorway_taken(robot_id, (here.x_m, here.y_m), point):
+            return OTHER_ROBOT
         for name, (other, distance_m) in self._bodies(robot_id).items():
             near = math.dist(point, other)
             if near < distance_m and near < math.dist((here.x_m, here.y_m), other):
                 return name
         return FREE
+
+    def _is_doorway_taken(self, robot_id: str, here: Point, point: Point) -> bool:
+        """Whether the step leads to a doorway at which another robot is busy: robots cannot pass each other there."""
+        others = [self.pose(name) for name in self.busy - {robot_id}]
+        entered = [gate for gate in self._gates if intersects_xy(gate, *point) and not intersects_xy(gate, *here)]
+        return any(intersects_xy(gate, other.x_m, other.y_m) for gate in entered for other in others)
 
     def _bodies(self, robot_id: str) -> dict[str, tuple[Point, float]]:
         """The other robots and the people: where, and how near the centre of this robot may come."""
@@ -173,40 +174,20 @@ class Engine:
     def open_door(self, hallway: str) -> bool:
         """Open the door in a hallway; whether it is open now."""
         self._world.open_location(hallway)
+        self._edges = edges_of(self._world.total_external_polygon)
         return self.is_open(hallway)
 
     def close_door(self, hallway: str) -> bool:
         """Close the door in a hallway; False when a robot stands in it."""
         self._world.close_location(hallway)
+        self._edges = edges_of(self._world.total_external_polygon)
         return not self.is_open(hallway)
 
-    def ranges(self, robot_id: str) -> npt.NDArray[np.float32]:
-        """One lidar scan: (NUM_RAYS,) metres, counter-clockwise from -pi in the robot's frame; no echo = its range."""
-        robot = self._robots[robot_id]
-        pose = robot.get_pose()
-        for each in self._robots.values():
-            each.polygon = transform_polygon(each.raw_polygon, each.get_pose())
-        lidar = robot.sensors['lidar']
-        lidar.update()
-        scan = np.full(NUM_RAYS, LIDAR_RANGE_M, dtype=np.float32)
-        for line in lidar.lidar_lines:
-            ends = get_coordinates(line) - (pose.x, pose.y)
-            far = ends[np.argmax(np.hypot(*ends.T))]
-            angle = math.atan2(far[1], far[0]) - pose.get_yaw() + math.pi
-            scan[round(angle / math.tau * NUM_RAYS) % NUM_RAYS] = math.hypot(*far)
-        for person in self.people.values():
-            scan = np.minimum(scan, _echo(pose, person))
-        return scan
-
-
-def _echo(eye: SimPose, person: Point) -> npt.NDArray[np.float32]:
-    """The lidar echo of a person, a disc: (NUM_RAYS,) metres."""
-    angles = eye.get_yaw() - math.pi + np.arange(NUM_RAYS) * math.tau / NUM_RAYS
-    dx, dy = person[0] - eye.x, person[1] - eye.y
-    along = dx * np.cos(angles) + dy * np.sin(angles)
-    half_chord = PERSON_RADIUS_M**2 - (dx * dx + dy * dy - along**2)
-    hits = (half_chord > 0) & (along > 0)
-    return np.where(hits, along - np.sqrt(np.maximum(half_chord, 0)), LIDAR_RANGE_M).astype(np.float32)
+    def scan(self, robot_id: str) -> npt.NDArray[np.float32]:
+        """What the robot's lidar measures; see lidar.cast."""
+        robots = [((p.x_m, p.y_m), ROBOT_RADIUS_M) for p in (self.pose(n) for n in self._robots if n != robot_id)]
+        people = [(point, PERSON_RADIUS_M) for point in self.people.values()]
+        return cast(self.pose(robot_id), self._edges, [*robots, *people])
 
 
 def _silence(name: str) -> None:

@@ -174,6 +174,8 @@ class SimulatedHome:
             body.is_busy, body.is_halted = True, False
             body.unseen = frozenset()
             engine.blocked[robot_id] = frozenset()
+            engine.busy.add(robot_id)
+            self.pace.join(robot_id)
             return True
 
     def end_step(self, robot_id: str) -> None:
@@ -183,6 +185,8 @@ class SimulatedHome:
             body.stand_still()
             body.is_busy = False
             engine.blocked[robot_id] = frozenset()
+            engine.busy.discard(robot_id)
+            self.pace.leave(robot_id)
 
     def stop(self, robot_id: str) -> None:
         """The robot stands still when this returns; a running step ends as cancelled."""

@@ -33,6 +33,8 @@ class PathFinder:
 
     def find(self, region: BaseGeometry, start: Point, goal: Point) -> tuple[Point, ...]:
         """Way-points from start to goal inside `region`, both included; empty when there is no way."""
+        if not intersects_xy(region, *goal):
+            return ()
         grid = _grid(region.buffer(-CLEARANCE_M))
         first, last = _nearest_free(grid, start), _nearest_free(grid, goal)
         if not first or not last:

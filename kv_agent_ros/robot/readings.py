@@ -12,8 +12,9 @@ import numpy as np
 
 from kv_agent_ros.robot.base import Pose, RobotState
 from kv_agent_ros.robot.body import Body
-from kv_agent_ros.robot.engine import LIDAR_RANGE_M, NUM_RAYS, Engine
+from kv_agent_ros.robot.engine import Engine
 from kv_agent_ros.robot.home_file import Content
+from kv_agent_ros.robot.lidar import NUM_RAYS, RANGE_M
 from kv_agent_ros.robot.sensing import DoorReading, LidarScan, TrueObject
 
 NO_CONTENT = Content(contains='', fill_level=0.0)
@@ -49,8 +50,8 @@ def lidar_scan(engine: Engine, robot_id: str) -> LidarScan:
     return LidarScan(
         angle_min_rad=-math.pi,
         angle_increment_rad=math.tau / NUM_RAYS,
-        range_max_m=LIDAR_RANGE_M,
-        ranges_m=engine.ranges(robot_id),
+        range_max_m=RANGE_M,
+        ranges_m=engine.scan(robot_id),
     )
 
 

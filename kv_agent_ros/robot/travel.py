@@ -22,19 +22,22 @@ TURN_RADPS = 1.5
 ARRIVED_M = 0.01
 ARRIVED_RAD = 0.01
 SOMEBODY = 'another robot or a person'
-MAX_TRIES = 6
+PATIENCE = 10  # waits without progress before a robot gives up
+PROGRESS_M = 0.1
 YIELD_S = 1.0  # how long a robot waits for a robot or person in its way before it looks for another way
 
 
 def go_to(act: Act, stands: Sequence[Pose], speed_mps: float = SPEED_MPS) -> StepResult:
     """Drive to the first of `stands` that can be reached, and turn as it says."""
-    obstacle = FREE
-    for attempt in range(MAX_TRIES):
+    patience, obstacle, is_first = PATIENCE, FREE, True
+    while patience:
         path, goal = _plan(act, stands)
-        if path and attempt == 0:
+        if path and is_first:
             _maybe_block(act, path)
+            is_first = False
         if not path and not _would_be_free(act, stands):
             break
+        start = _here(act)
         obstacle = _follow(act, path, speed_mps) if path else SOMEBODY
         if obstacle == FREE:
             turn_to(act, goal.yaw_rad)
@@ -43,8 +46,9 @@ def go_to(act: Act, stands: Sequence[Pose], speed_mps: float = SPEED_MPS) -> Ste
             return failure(Outcome.EXECUTION_FAILURE, 'the battery is empty')
         if obstacle in act.home.section.doors.values():
             act.found_blocked.add(obstacle)
-        else:
-            act.stand(YIELD_S)
+            continue
+        patience = PATIENCE if math.dist(start, _here(act)) > PROGRESS_M else patience - 1
+        act.stand(YIELD_S)
     if obstacle == FREE:
         return failure(Outcome.PLANNING_FAILURE, 'no path: a closed door or a zone is in the way')
     return failure(Outcome.EXECUTION_FAILURE, f'path blocked by {obstacle}')
