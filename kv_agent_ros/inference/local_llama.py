@@ -110,9 +110,9 @@ class Llama:
         heads = F.linear(hidden, layer.qkv).view(num_tokens, -1, config.head_dim).transpose(0, 1)
         num_rotated = config.num_heads + config.num_kv_heads
         rotated = _rotate(heads[:num_rotated], *rotation)
-        first_new = cached.shape[2] - num_tokens
-        cached[0, :, first_new:] = rotated[config.num_heads :]
-        cached[1, :, first_new:] = heads[num_rotated:]
+        first_added = cached.shape[2] - num_tokens
+        cached[0, :, first_added:] = rotated[config.num_heads :]
+        cached[1, :, first_added:] = heads[num_rotated:]
         # The query heads that share a KV head become further rows of one query: no copy of K and V.
         queries = rotated[: config.num_heads].reshape(1, config.num_kv_heads, -1, config.head_dim)
         mixed = F.scaled_dot_product_attention(queries, cached[0][None], cached[1][None], attn_mask=mask)

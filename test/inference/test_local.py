@@ -318,6 +318,27 @@ def test_seeded_temperature_repeats_itself(tiny_model: LocalModel, manager: KVCa
     assert first == again != other
 
 
+def test_interleaved_robots_do_not_hear_each_other(tiny_model: LocalModel, tmp_path: Path) -> None:
+    robots = [SessionKey(robot_id=f'robot{index}', session_id='s') for index in range(3)]
+
+    def talk(backend: LocalBackend, robot: SessionKey, num_turns: int) -> Iterator[str]:
+        turns = [SYSTEM]
+        for number in range(num_turns):
+            turns.append(Message(role=Role.USER, content=f'{robot.robot_id} turn {number}'))
+            answer = ask(backend, *turns, session=robot)
+            turns.append(Message(role=Role.ASSISTANT, content=answer.text, token_ids=answer.token_ids))
+            yield answer.text
+
+    alone = []
+    for robot in robots:
+        with managed(tmp_path / robot.robot_id) as manager:
+            alone.append(list(talk(backend_over(tiny_model, manager), robot, 3)))
+    with managed(tmp_path / 'together') as manager:
+        backend = backend_over(tiny_model, manager)
+        rounds = list(zip(*(talk(backend, robot, 3) for robot in robots), strict=True))
+    assert [list(said) for said in zip(*rounds, strict=True)] == alone
+
+
 def test_two_engines_share_one_cache(tiny_model: LocalModel, manager: KVCacheManager) -> None:
     first = ask(backend_over(tiny_model, manager), SYSTEM, ASK)
     second = ask(backend_over(tiny_model, manager), SYSTEM, ASK)
