@@ -166,8 +166,11 @@ def _tokenizer(gguf: Path, reader: GGUFReader) -> Tokenizer:
             'give the Hugging Face directory of the model instead'
         )
     words = _texts(reader, 'tokenizer.ggml.tokens')
-    merges = [(left, right) for left, right in map(str.split, _texts(reader, 'tokenizer.ggml.merges'))]
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges))
+    merges = [(left, right) for left, _, right in (m.partition(' ') for m in _texts(reader, 'tokenizer.ggml.merges'))]
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=merges))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelUnavailableError(f'{gguf}: expected merges of its own tokens, got {error}') from error
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[flavour]
     tokenizer.decoder = decoders.ByteLevel()
     types = reader.fields['tokenizer.ggml.token_type'].contents()
@@ -197,8 +200,7 @@ def _text(reader: GGUFReader, key: str) -> str:
 
 def _texts(reader: GGUFReader, key: str) -> list[str]:
     values = _field(reader, key)
-    assert isinstance(values, list)
-    return values
+    return [str(value) for value in values] if isinstance(values, list) else []
 
 
 def _number(reader: GGUFReader, key: str) -> int:

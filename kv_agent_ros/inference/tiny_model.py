@@ -58,10 +58,10 @@ def write_tiny_llama(directory: Path, seed: int, shape: TinyShape) -> Path:
 
 
 def _byte_tokenizer() -> Tokenizer:
-    """One token per byte, plus control tokens."""
+    """One token per byte, one for `th`, plus control tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*CONTROL_TOKENS, *letters]
-    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    words = [*CONTROL_TOKENS, *letters, 'th']
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[('t', 'h')]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in CONTROL_TOKENS])
