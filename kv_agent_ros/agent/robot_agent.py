@@ -218,7 +218,7 @@ class RobotAgent:
             safe = self._gate.make_safe(journal.task.robot_id, journal.task.task_id, within)
         except KvAgentError as error:
             return replace(status, message=f'{status.message}; not confirmed safe: {error}')
-        if deadline.is_canceled:
+        if deadline.is_canceled and status.outcome is not Outcome.EMERGENCY_STOPPED:
             return Status(outcome=Outcome.CANCELED, message=f'{status.message}; the robot stands still')
         end = 'the robot is at its dock' if safe.is_success else f'the robot stopped where it was: {safe.message}'
         return replace(status, message=f'{status.message}; {end}')

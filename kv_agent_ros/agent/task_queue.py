@@ -16,6 +16,7 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, Outcome, Status
 
 WAIT_SLICE_S = 0.2  # how late a waiter notices that its own deadline was cancelled
+MAX_INSTRUCTION_CHARS = 2000
 RunTask = Callable[[Task, Deadline, ProgressListener], TaskResult]
 
 
@@ -50,6 +51,10 @@ class TaskBook:
         """Accept a task; its time starts now. BAD_REQUEST says what is wrong with it, or that the line is full."""
         if not task.task_id or not task.robot_id or not task.instruction.strip():
             return _bad('task: expected a task_id, a robot_id and an instruction')
+        if len(task.instruction) > MAX_INSTRUCTION_CHARS:
+            return _bad(
+                f'instruction: expected at most {MAX_INSTRUCTION_CHARS} characters, got {len(task.instruction)}'
+            )
         try:
             deadline = Deadline(task.timeout_s, self._clock)
         except BadRequestError as error:

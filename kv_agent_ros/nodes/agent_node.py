@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass
 import threading
-import time
+import traceback
 import uuid
 
 from rclpy.action.server import ServerGoalHandle
+from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from kv_agent_ros.action import ExecuteTask
+from kv_agent_ros.agent.journal import ProgressListener, ignore_progress
 from kv_agent_ros.agent.robot_agent import RobotAgent
-from kv_agent_ros.agent.task import TaskPhase, TaskProgress, TaskResult
-from kv_agent_ros.agent.task_book import TaskBook, TaskEntry
+from kv_agent_ros.agent.task import Task, TaskProgress, TaskResult
+from kv_agent_ros.agent.task_queue import RunTask, TaskBook, TaskEntry
 from kv_agent_ros.build.agent import open_agent
 from kv_agent_ros.config import AgentConfig
+from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import TaskStatus
@@ -47,9 +50,11 @@ class AgentCore:
 class Worker:
     """The one thread that runs the robot's tasks, in their order."""
 
-    def __init__(self, agent: RobotAgent, book: TaskBook) -> None:
-        self._agent = agent
+    def __init__(self, book: TaskBook, robot_id: str, run: RunTask, logger: RcutilsLogger) -> None:
         self._book = book
+        self._robot_id = robot_id
+        self._run = run
+        self._logger = logger
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name='tasks', daemon=True)
         self._thread.start()
@@ -62,82 +67,106 @@ class Worker:
 
     def _work(self) -> None:
         while not self._ended.is_set():
-            for entry in self._book.take(POLL_S):
-                self._book.finish(self._run(entry))
-
-    def _run(self, entry: TaskEntry) -> TaskResult:
-        def tell(progress: TaskProgress) -> None:
-            self._book.note(progress)
-            entry.listener(progress)
-
-        run = self._agent.rehearse if entry.is_dry_run else self._agent.run
-        try:
-            return run(entry.task, entry.deadline, tell)
-        except Exception as error:  # a bug must not end the thread that stops the robot
-            message = f'{type(error).__name__}: {error}'
-            return TaskResult(task_id=entry.task.task_id, outcome=Outcome.INTERNAL, message=message)
+            try:
+                self._book.work(self._robot_id, self._run, Deadline(POLL_S))
+            except Exception:  # a bug must not end the thread that stops the robot
+                self._logger.error(f'a task failed:\n{traceback.format_exc()}')
 
 
 class TaskService:
     """The callbacks."""
 
-    def __init__(self, book: TaskBook, robot_id: str) -> None:
+    def __init__(self, agent: RobotAgent, book: TaskBook, robot_id: str) -> None:
+        self._agent = agent
         self._book = book
         self._robot_id = robot_id
+        self._listeners: dict[str, ProgressListener] = {}  # of tasks that came by the action
+        self._dry_runs: set[str] = set()
+
+    def run(self, task: Task, deadline: Deadline, note: ProgressListener) -> TaskResult:
+        """Run a task of the book, telling the book and whoever waits for it."""
+        listener = self._listeners.get(task.task_id, ignore_progress)
+
+        def tell(progress: TaskProgress) -> None:
+            note(progress)
+            listener(progress)
+
+        act = self._agent.rehearse if task.task_id in self._dry_runs else self._agent.run
+        return act(task, deadline, tell)
 
     def execute(self, goal: ServerGoalHandle, result: ExecuteTask.Result) -> Status:
         """execute_task."""
         asked = goal.request
-        submit = self._book.submit_dry_run if asked.dry_run else self._book.submit
-        if asked.robot_id not in ('', self._robot_id):
-            return self._not_here(asked.robot_id)
+        task, status = self._task(asked.instruction, asked.robot_id, asked.timeout_s)
 
         def tell(progress: TaskProgress) -> None:
             feedback = ExecuteTask.Feedback()
             fill_feedback(progress, feedback)
             goal.publish_feedback(feedback)
 
-        entry = submit(asked.instruction, self._robot_id, asked.timeout_s, tell)
-        with cancel_with(goal, entry.deadline):
-            while not entry.is_done:
-                entry = self._book.wait(entry.task.task_id, POLL_S)
-                if entry.deadline.is_canceled and entry.phase is TaskPhase.QUEUED:
-                    entry = self._book.cancel(entry.task.task_id)
-        fill_task_result(entry.results[0], result)
-        return Status(outcome=entry.results[0].outcome, message=entry.results[0].message)
+        self._listeners[task.task_id] = tell
+        self._dry_runs |= {task.task_id} if asked.dry_run else set()
+        try:
+            status = self._book.submit(task) if status.is_success else status
+            return self._await(goal, task, result) if status.is_success else status
+        finally:
+            self._listeners.pop(task.task_id, None)
+            self._dry_runs.discard(task.task_id)
+
+    def _await(self, goal: ServerGoalHandle, task: Task, result: ExecuteTask.Result) -> Status:
+        with cancel_with(goal, Deadline(2 * task.timeout_s)) as asked:
+            while True:
+                entry = self._book.wait_done(task.task_id, Deadline(POLL_S))
+                if entry is None:
+                    return Status(outcome=Outcome.INTERNAL, message=f'{task.task_id} is no longer in the book')
+                if entry.result is not None:
+                    fill_task_result(entry.result, result)
+                    return Status(outcome=entry.result.outcome, message=entry.result.message)
+                if asked.is_canceled:
+                    self._book.cancel(task.task_id)
 
     def submit(self, request: SubmitTask.Request, response: SubmitTask.Response) -> Status:
         """submit_task."""
-        if request.robot_id not in ('', self._robot_id):
-            return self._not_here(request.robot_id)
-        response.task_id = self._book.submit(request.instruction, self._robot_id, request.timeout_s).task.task_id
+        task, status = self._task(request.instruction, request.robot_id, request.timeout_s)
+        response.task_id = task.task_id
+        return self._book.submit(task) if status.is_success else status
+
+    def get(self, request: GetTask.Request, response: GetTask.Response) -> Status:
+        """get_task."""
+        entry = self._book.get(request.task_id)
+        if entry is None:
+            return Status(outcome=Outcome.BAD_REQUEST, message=f'no task {request.task_id!r}; list_tasks has them')
+        response.status = _summary(entry)
+        if entry.result is not None:
+            fill_task_result(entry.result, response.status)
         return Status()
 
-    def get(self, request: GetTask.Request, response: GetTask.Response) -> None:
-        """get_task."""
-        response.status = _status_message(self._book.get(request.task_id))
-
-    def cancel(self, request: CancelTask.Request, response: CancelTask.Response) -> None:
+    def cancel(self, request: CancelTask.Request, response: CancelTask.Response) -> Status:
         """cancel_task."""
-        self._book.cancel(request.task_id)
+        return self._book.cancel(request.task_id)
 
     def list_tasks(self, request: ListTasks.Request, response: ListTasks.Response) -> None:
         """list_tasks."""
-        response.tasks = [_summary(entry) for entry in self._book.newest(request.limit)]
+        newest = list(reversed(self._book.list(self._robot_id)))[: request.limit]
+        response.tasks = [_summary(entry) for entry in newest]
 
     def metrics(self) -> list[Metric]:
-        """Tasks by phase and outcome."""
-        entries = self._book.newest(1000)
-        done = [entry.results[0] for entry in entries if entry.results]
+        """Tasks by outcome."""
+        entries = self._book.list(self._robot_id)
+        done = [entry.result for entry in entries if entry.result is not None]
         return [
-            Metric(name='tasks_waiting', value=sum(entry.phase is TaskPhase.QUEUED for entry in entries)),
+            Metric(name='tasks_open', value=len(entries) - len(done)),
             Metric(name='tasks_done', value=len(done)),
             Metric(name='tasks_succeeded', value=sum(result.outcome is Outcome.SUCCESS for result in done)),
         ]
 
-    def _not_here(self, robot_id: str) -> Status:
+    def _task(self, instruction: str, robot_id: str, timeout_s: float) -> tuple[Task, Status]:
+        task_id = f'task-{uuid.uuid4().hex[:12]}'
+        task = Task(task_id=task_id, robot_id=self._robot_id, instruction=instruction, timeout_s=timeout_s)
+        if robot_id in ('', self._robot_id):
+            return task, Status()
         message = f'robot_id: this agent is {self._robot_id}, got {robot_id!r}; ask in that namespace'
-        return Status(outcome=Outcome.ROBOT_NOT_FOUND, message=message)
+        return task, Status(outcome=Outcome.ROBOT_NOT_FOUND, message=message)
 
 
 def _summary(entry: TaskEntry) -> TaskStatus:
@@ -145,29 +174,17 @@ def _summary(entry: TaskEntry) -> TaskStatus:
         task_id=entry.task.task_id,
         robot_id=entry.task.robot_id,
         instruction=entry.task.instruction,
-        phase=entry.phase.value,
-        duration_s=time.monotonic() - entry.accepted_s,
+        phase=entry.progress.phase.value,
     )
-    for result in entry.results:
-        message.result = result_to_msg(result.outcome, result.message)
-        message.duration_s = result.duration_s
-    return message
-
-
-def _status_message(entry: TaskEntry) -> TaskStatus:
-    message = _summary(entry)
-    for result in entry.results:
-        fill_task_result(result, message)
+    if entry.result is not None:
+        message.result = result_to_msg(entry.result.outcome, entry.result.message)
+        message.duration_s = entry.result.duration_s
     return message
 
 
 def open_core(config: AgentConfig, node: ManagedNode) -> AgentCore:
     """An empty task book."""
-    return AgentCore(book=TaskBook(max_queue=config.max_queue, clock=time.monotonic, make_id=_task_id))
-
-
-def _task_id() -> str:
-    return f'task-{uuid.uuid4().hex[:12]}'
+    return AgentCore(book=TaskBook(max_queued=config.max_queue))
 
 
 def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
@@ -181,8 +198,9 @@ def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
         memory=RosMemory(endpoints, shared, MEMORY_TIMEOUT_S),
         clock=endpoints.now_s,
     )
-    endpoints.on_close(Worker(agent, core.book).close)
-    service = TaskService(core.book, config.robot_id)
+    service = TaskService(agent, core.book, config.robot_id)
+    worker = Worker(core.book, config.robot_id, service.run, endpoints.node.get_logger())
+    endpoints.on_close(worker.close)
     endpoints.action(ExecuteTask, '~/execute_task', service.execute)
     endpoints.service(SubmitTask, 'submit_task', service.submit)
     endpoints.service(GetTask, 'get_task', service.get)

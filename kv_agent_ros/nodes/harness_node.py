@@ -16,7 +16,7 @@ from kv_agent_ros.harness.harness import AgentHarness
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import Observation as ObservationMsg
 from kv_agent_ros.msg import SafetyState
-from kv_agent_ros.nodes.harness_services import GateServices, OversightServices
+from kv_agent_ros.nodes.harness_services import GateServices, OversightServices, ProgramService
 from kv_agent_ros.robot.base import StepResult
 from kv_agent_ros.robot.skills import HOUSEHOLD_SKILLS
 from kv_agent_ros.ros.conversions.values import time_to_msg, velocity_from_msg
@@ -27,6 +27,7 @@ from kv_agent_ros.ros.qos import COMMAND, EVENT, STATE
 from kv_agent_ros.ros.robots import DriverRobot
 from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, run_node
 from kv_agent_ros.ros.world_client import RosWorld
+from kv_agent_ros.srv import RunSkillProgram
 
 WATCH_PERIOD_S = 0.05
 NOTICE = 'this gate is software, not a certified safety function: keep the hardware e-stop and your risk assessment'
@@ -124,6 +125,8 @@ def serve(records: SafetyRecords, config: HarnessConfig, endpoints: Endpoints) -
     harness = open_harness(config, records, robot, world, endpoints.now_s)
     GateServices(harness, records, config.robot_id).offer(endpoints)
     OversightServices(harness, records, config.robot_id).offer(endpoints)
+    program = ProgramService(harness, world, config.robot_id, endpoints.now_s)
+    endpoints.service(RunSkillProgram, 'run_skill_program', program.run)
     motion = MotionService(harness, records, config.robot_id, endpoints)
     endpoints.action(ExecuteStep, 'execute_step', motion.execute)
     endpoints.action(MakeSafe, 'make_safe', motion.make_safe)

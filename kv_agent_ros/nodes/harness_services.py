@@ -1,14 +1,22 @@
-"""The services of harness_node: judging plans and steps, and a person's oversight of the gate."""
+"""The services of harness_node: judging plans and steps, a person's oversight of the gate, skill programs."""
 
+from collections.abc import Callable
+
+from kv_agent_ros.agent.task import Task
+from kv_agent_ros.agent.walk import PlanWalk
 from kv_agent_ros.build.safety import SafetyRecords
+from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, Outcome, Status
 from kv_agent_ros.harness.audit_record import AuditRecord
 from kv_agent_ros.harness.audit_verify import verify
 from kv_agent_ros.harness.base import Decision, Verdict
 from kv_agent_ros.harness.diagnosis import NO_FAILURE
 from kv_agent_ros.harness.harness import AgentHarness
+from kv_agent_ros.harness.skill_language import compile_program
+from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.ros.conversions.audit import audit_record_to_msg, fill_diagnosis
 from kv_agent_ros.ros.conversions.plan import plan_from_msg, step_from_msg, verdict_to_msg
+from kv_agent_ros.ros.conversions.task import step_record_to_msg
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.srv import (
     CheckPlan,
@@ -17,9 +25,12 @@ from kv_agent_ros.srv import (
     QueryAudit,
     ResetEmergencyStop,
     ResolveApproval,
+    RunSkillProgram,
     TriggerEmergencyStop,
 )
+from kv_agent_ros.world.base import World
 
+MAX_PROGRAM_S = 600.0
 OUTCOMES = {
     Decision.ALLOW: Outcome.SUCCESS,
     Decision.DEFER: Outcome.NEEDS_APPROVAL,
@@ -101,12 +112,56 @@ class OversightServices:
 
         found = self._records.audit.select(is_wanted, request.limit)
         response.records = [audit_record_to_msg(record) for record in found]
+        head = self._records.audit.head()
+        response.head, response.num_records = head.hash, head.seq
+        if not request.verify:
+            return Status()
         report = verify(self._records.directory, self._records.key)
-        response.is_verified, response.num_records = report.is_ok, report.num_records
-        response.head = self._records.audit.head().hash
+        response.is_verified = report.is_ok
         if report.is_ok:
             return Status()
         return Status(outcome=Outcome.INTERNAL, message=f'audit broken at {report.first_bad}: {report.reason}')
+
+
+class ProgramService:
+    """run_skill_program: compile, judge, then walk the plan through the gate, a step at a time."""
+
+    def __init__(self, harness: AgentHarness, world: World, robot_id: str, clock: Callable[[], float]) -> None:
+        self._harness = harness
+        self._world = world
+        self._robot_id = robot_id
+        self._clock = clock
+
+    def run(self, request: RunSkillProgram.Request, response: RunSkillProgram.Response) -> Status:
+        """run_skill_program."""
+        robot_id = request.robot_id or self._robot_id
+        robot = self._harness.robot(robot_id)
+        if robot is None:
+            return Status(outcome=Outcome.ROBOT_NOT_FOUND, message=f'no robot {robot_id!r} here')
+        if not 0 < request.timeout_s <= MAX_PROGRAM_S:
+            raise BadRequestError(f'timeout_s: expected seconds in (0, {MAX_PROGRAM_S:.0f}], got {request.timeout_s}')
+        plan = compile_program(request.program, robot.skills())
+        verdict = self._harness.check_plan(robot_id, plan)
+        response.plan, response.verdict = plan_to_msg(plan), verdict_to_msg(verdict)
+        if request.dry_run or verdict.decision is not Decision.ALLOW:
+            return _judged(verdict)
+        task = Task(task_id=f'program-{plan.plan_id}', robot_id=robot_id, instruction=request.program)
+        return self._walk(task, plan, response, Deadline(request.timeout_s))
+
+    def _walk(self, task: Task, plan: Plan, response: RunSkillProgram.Response, deadline: Deadline) -> Status:
+        walk = PlanWalk(
+            task=task,
+            plan=plan,
+            gate=self._harness,
+            world=self._world,
+            clock=self._clock,
+            on_step=lambda index: None,
+        )
+        while (record := walk.advance(deadline)) is not None:
+            response.steps.append(step_record_to_msg(record))
+            if record.outcome is not Outcome.SUCCESS:
+                return Status(outcome=record.outcome, message=f'{record.step}: {record.message}')
+        return Status()
 
 
 def _judged(verdict: Verdict) -> Status:

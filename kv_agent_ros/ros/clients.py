@@ -5,6 +5,7 @@ decided by the caller: an engine without cache computes everything, an agent wit
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,14 @@ from kv_agent_ros.action import GenerateStream
 from kv_agent_ros.agent.base import Explanation, PlanProposal, PlanRequest
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ModelUnavailableError, Outcome, UnreachableError
-from kv_agent_ros.inference.base import EngineStats, Generation, GenerationRequest, TokenListener, ignore_tokens
+from kv_agent_ros.inference.base import (
+    EngineStats,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    TokenListener,
+    ignore_tokens,
+)
 from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
 from kv_agent_ros.ros.conversions.inference import (
@@ -120,6 +128,8 @@ class RosBackend:
         except UnreachableError as error:
             raise ModelUnavailableError(str(error)) from error
         generation = read_generation(result)
+        if generation.outcome is Outcome.CANCELED and not deadline.is_canceled:  # we cancelled because time was over
+            generation = replace(generation, outcome=Outcome.TIMEOUT, finish_reason=FinishReason.TIMEOUT)
         if generation.outcome is Outcome.MODEL_UNAVAILABLE:
             raise ModelUnavailableError(generation.message)
         return generation

@@ -59,7 +59,7 @@ class RosGate:
         )
 
     def audit_head(self, robot_id: str) -> str:
-        return str(self._audit.call(QueryAudit.Request(robot_id=robot_id, limit=1), self._timeout_s).head)
+        return str(self._audit.call(QueryAudit.Request(robot_id=robot_id, limit=1, verify=False), self._timeout_s).head)
 
 
 def _step_result(result: ExecuteStep.Result | MakeSafe.Result) -> StepResult:
