@@ -15,7 +15,7 @@ from kv_agent_ros.harness.harness import AgentHarness
 from kv_agent_ros.harness.skill_language import compile_program
 from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.ros.conversions.audit import audit_record_to_msg, fill_diagnosis
-from kv_agent_ros.ros.conversions.plan import plan_from_msg, step_from_msg, verdict_to_msg
+from kv_agent_ros.ros.conversions.plan import plan_from_msg, plan_to_msg, step_from_msg, verdict_to_msg
 from kv_agent_ros.ros.conversions.task import step_record_to_msg
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.srv import (
