@@ -103,7 +103,7 @@ class RadixPrefixCache:
             self._roots[path.root] = Node(None, blocks[:0], [], self._tick)
         node, num_in_node, num_matched = self._walk(path)
         added = list(keys[num_matched:])
-        if added and num_in_node < len(node.keys):
+        if num_in_node < len(node.keys):
             node = node.split(num_in_node)
         if added and blocks[num_matched].tobytes() in node.children:
             return []

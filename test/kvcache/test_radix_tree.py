@@ -88,6 +88,11 @@ def test_cut_under_a_lock_is_a_miss_at_once_and_leaves_with_the_lock() -> None:
     assert len(tree.insert(path_of((1, 2)), path_of((1, 2)).keys())) == 1
 
 
+def test_insert_of_a_known_prefix_does_not_count_as_use_of_what_follows() -> None:
+    tree = filled((1, 2), (3,), (1,))
+    assert tree.evict(1) == [path_of((1, 2)).keys()[1]]
+
+
 def test_session_references_decide_before_age() -> None:
     old, young = path_of((1,)), path_of((2,))
     referenced = set(old.keys())
