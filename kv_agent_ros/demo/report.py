@@ -84,9 +84,10 @@ def turn_facts(turn: Any) -> dict[str, Any]:
 
 def compare_first_token(facts: Facts, state_dir: Path) -> str:
     """A line on this run's first token against the cold one that was kept; '' without a model turn."""
-    if not facts.result.turns:
+    answered = [turn.usage for turn in facts.result.turns if turn.usage.generated_tokens]
+    if not answered:
         return ''
-    usage = facts.result.turns[0].usage
+    usage = answered[0]
     kept = state_dir / FIRST_TOKEN
     cold_s = json.loads(kept.read_text())['ttft_s'] if kept.exists() else 0.0
     if usage.cached_tokens == 0 or cold_s == 0.0:

@@ -68,6 +68,9 @@ class View:
     def turn(self, turn: ModelTurn) -> None:
         """One model call: a bar of cached (full) and computed (empty) prompt tokens."""
         usage = turn.usage
+        if not usage.prompt_tokens:
+            self.line(f'  [magenta]model[/] {turn.purpose:<8} [red]no answer[/]')
+            return
         full = round(BAR * usage.cached_tokens / usage.prompt_tokens) if usage.prompt_tokens else 0
         bar = f'[green]{"█" * full}[/][yellow]{"░" * (BAR - full)}[/]'
         self.line(
