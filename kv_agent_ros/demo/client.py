@@ -1,4 +1,4 @@
-"""The demonstration's own node: sends the goal, listens to its feedback, asks the simulator and the audit afterwards."""
+"""The demonstration's own node: sends the goal, hears its feedback, asks simulator and audit afterwards."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

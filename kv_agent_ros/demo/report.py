@@ -1,4 +1,4 @@
-"""The facts of a finished run, read from the simulator, the audit and the task's result; never from the agent's words."""
+"""The facts of a finished run, from the simulator, the audit and the task's result, never from the agent's words."""
 
 from dataclasses import dataclass
 import json

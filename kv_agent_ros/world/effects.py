@@ -43,7 +43,7 @@ def check_effect(step: Step, robot_id: str, before: WorldState, after: WorldStat
         return _missed(f'{robot_id} was not observed after {step.skill}')
     since_s = earlier.stamp_s if earlier is not None else float('-inf')
     if robot.stamp_s <= since_s:
-        return _missed(f'no observation of {robot_id} is later than {since_s:.2f} s, so {step.skill} has no evidence')
+        return _missed(f'no observation of {robot_id} is later than the act, so {step.skill} has no evidence')
     if step.skill not in CHECKS:
         return _missed(f'no post-condition is known for {step.skill}')
     return CHECKS[step.skill](_Scene(step=step, robot=robot, before=before, after=after, since_s=since_s))
@@ -75,10 +75,10 @@ def _navigated(scene: _Scene) -> EffectCheck:
 def _found(scene: _Scene) -> EffectCheck:
     seen = [thing for thing in scene.after.find_objects(scene.target) if thing.seen_s > scene.since_s]
     if not seen:
-        return _missed(f'no {scene.target} was seen since {scene.since_s:.2f} s')
+        return _missed(f'no {scene.target} was seen since')
     latest = max(seen, key=lambda thing: (thing.seen_s, thing.object_id))
     where = latest.location or latest.room or 'a place unknown'
-    return _met(f'{latest.object_id} was seen at {latest.seen_s:.2f} s, at {where}')
+    return _met(f'{latest.object_id} was seen {latest.seen_s - scene.since_s:.2f} s later, at {where}')
 
 
 def _inspected(scene: _Scene) -> EffectCheck:
@@ -88,12 +88,12 @@ def _inspected(scene: _Scene) -> EffectCheck:
         fresh = [name for name in thing.properties if not is_stamp(name) and _is_fresh(scene, thing, name)]
         if fresh:
             values = ', '.join(f'{name} {_shown(thing.properties[name])}' for name in sorted(fresh))
-            return _met(f'{thing.object_id} was measured at {property_seen_s(thing, fresh[0]):.2f} s: {values}')
+            return _met(f'{thing.object_id} was measured: {values}')
     for thing in things:
         away_m = distance_m(point_of(scene.robot.pose), point_of(thing.pose))
         if thing.seen_s > scene.since_s and away_m <= CLOSE_M and not thing.properties:
-            return _met(f'{thing.object_id} was seen at {thing.seen_s:.2f} s from {away_m:.2f} m; nothing to measure')
-    return _missed(f'nothing of {scene.target} was measured since {scene.since_s:.2f} s')
+            return _met(f'{thing.object_id} was seen from {away_m:.2f} m; nothing to measure')
+    return _missed(f'nothing of {scene.target} was measured since')
 
 
 def _is_fresh(scene: _Scene, thing: ObjectState, name: str) -> bool:
@@ -125,8 +125,8 @@ def _placed(scene: _Scene) -> EffectCheck:
         return _missed(f'the gripper still holds {scene.robot.holding}')
     thing = _object(scene.after, name)
     if thing is None or thing.seen_s <= scene.since_s or not thing.location:
-        return _missed(f'the gripper is empty, but {name} was not seen anywhere since {scene.since_s:.2f} s')
-    return _check(thing.location == place.name, f'{name} was seen at {thing.seen_s:.2f} s on {thing.location}')
+        return _missed(f'the gripper is empty, but {name} was not seen anywhere since')
+    return _check(thing.location == place.name, f'{name} was seen on {thing.location}')
 
 
 def _poured(scene: _Scene) -> EffectCheck:
@@ -138,7 +138,7 @@ def _poured(scene: _Scene) -> EffectCheck:
     if not name or level_before is None:
         return _missed(f'the fill level of {name or "the held object"} before the act is unknown')
     if new is None or level_after is None or property_seen_s(new, FILL_LEVEL) <= scene.since_s:
-        return _missed(f'the fill level of {name} was not measured since {scene.since_s:.2f} s')
+        return _missed(f'the fill level of {name} was not measured since')
     expected = level_before * (1.0 - scene.step.number('fraction', 0.5))
     evidence = f'{name} was {level_before:.0%} full, is {level_after:.0%} full, expected {expected:.0%}'
     return _check(abs(level_after - expected) <= FILL_TOLERANCE, evidence)
