@@ -4,19 +4,24 @@ from dataclasses import dataclass
 import threading
 import traceback
 
+from nav_msgs.msg import Path
 from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from kv_agent_ros.action import ExecuteTask
+from kv_agent_ros.agent.route import planned_route
 from kv_agent_ros.agent.task_queue import RunTask, TaskBook
 from kv_agent_ros.build.agent import open_agent
 from kv_agent_ros.config import AgentConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.nodes.agent_services import TaskService
+from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.robot.skills import HOUSEHOLD_SKILLS
 from kv_agent_ros.ros.clients import RosMemory, RosPlanner
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.gate_client import RosGate
+from kv_agent_ros.ros.markers import path_message
 from kv_agent_ros.ros.metrics import to_metrics
+from kv_agent_ros.ros.qos import STATE
 from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, run_node
 from kv_agent_ros.ros.world_client import RosWorld
 from kv_agent_ros.srv import CancelTask, GetTask, ListTasks, SubmitTask
@@ -71,15 +76,22 @@ def open_core(config: AgentConfig, node: ManagedNode) -> AgentCore:
 def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
     """The agent around its clients, then what it offers."""
     shared = config.shared_namespace
+    world = RosWorld(endpoints, shared, HOUSEHOLD_SKILLS)
     agent = open_agent(
         config,
         planner=RosPlanner(endpoints, shared, config.plan_timeout_s),
         gate=RosGate(endpoints, GATE_TIMEOUT_S),
-        world=RosWorld(endpoints, shared, HOUSEHOLD_SKILLS),
+        world=world,
         memory=RosMemory(endpoints, shared, MEMORY_TIMEOUT_S),
         clock=endpoints.now_s,
     )
-    service = TaskService(agent, core.book, config.robot_id)
+    path = endpoints.publisher(Path, 'planned_path', STATE)
+
+    def show(plan: Plan) -> None:
+        route = planned_route(plan, world.snapshot(), config.robot_id, world.predict)
+        path.publish(path_message(route, endpoints.now_s()))
+
+    service = TaskService(agent, core.book, config.robot_id, show)
     worker = Worker(core.book, config.robot_id, service.run, endpoints.node.get_logger())
     endpoints.on_close(worker.close)
     endpoints.action(ExecuteTask, '~/execute_task', service.execute)

@@ -1,5 +1,6 @@
 """The task services of agent_node: execute_task with feedback and confirmed cancel, and the thin ones around it."""
 
+from collections.abc import Callable
 import uuid
 
 from rclpy.action.server import ServerGoalHandle
@@ -13,6 +14,7 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import TaskStatus
+from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.ros.conversions.task import fill_feedback, fill_task_result
 from kv_agent_ros.ros.conversions.values import result_to_msg
 from kv_agent_ros.ros.goals import cancel_with
@@ -24,7 +26,8 @@ POLL_S = 0.2
 class TaskService:
     """The callbacks."""
 
-    def __init__(self, agent: RobotAgent, book: TaskBook, robot_id: str) -> None:
+    def __init__(self, agent: RobotAgent, book: TaskBook, robot_id: str, on_plan: Callable[[Plan], None]) -> None:
+        self._on_plan = on_plan
         self._agent = agent
         self._book = book
         self._robot_id = robot_id
@@ -38,6 +41,8 @@ class TaskService:
         def tell(progress: TaskProgress) -> None:
             note(progress)
             listener(progress)
+            if progress.plan is not None and progress.step_index < 0:
+                self._on_plan(progress.plan)
 
         act = self._agent.rehearse if task.task_id in self._dry_runs else self._agent.run
         return act(task, deadline, tell)

@@ -1,14 +1,17 @@
 """Calling a peer from inside any callback, without a deadlock and never for ever.
 
-The node is spun by a multi-threaded executor elsewhere; here one only waits on an event. A peer that is missing or
-silent is an UnreachableError naming it.
+The node is spun by a multi-threaded executor elsewhere; here one only waits on an event. A peer that is missing, silent
+or gone is an UnreachableError naming it. A goal that nobody waits for any more is cancelled, even when it is accepted
+late.
 """
 
 from collections.abc import Callable
 import threading
+import time
 from typing import Any
 
 from rclpy.action import ActionClient
+from rclpy.action.client import ClientGoalHandle
 from rclpy.client import Client
 from rclpy.task import Future
 
@@ -16,7 +19,28 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import CanceledError, UnreachableError
 
 POLL_S = 0.05
-CANCEL_S = 3.0
+FIND_S = 2.0  # how long a server may take to be discovered
+ACCEPT_S = 10.0  # how long a goal may take to be accepted on a busy machine
+CANCEL_S = 3.0  # how long a cancelled goal may take to end
+GONE_S = 2.0  # how long a server may be out of the graph before it counts as gone
+
+GiveUp = Callable[[], str]
+
+
+class Presence:
+    """Whether a server has been out of the graph for GONE_S; a moment's absence does not count."""
+
+    def __init__(self, is_ready: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_ready = is_ready
+        self._clock = clock
+        self._seen_s = clock()
+
+    def is_gone(self) -> bool:
+        """Look, and judge."""
+        now_s = self._clock()
+        if self._is_ready():
+            self._seen_s = now_s
+        return now_s - self._seen_s > GONE_S
 
 
 class ServiceCaller:
@@ -40,18 +64,26 @@ class ServiceCaller:
 
     def call_until(self, request: Any, timeout_s: float, deadline: Deadline) -> Any:
         """As `call`; a `deadline` that is cancelled gives up at once with CanceledError."""
-        if not self._client.service_is_ready() and not self._client.wait_for_service(timeout_sec=min(timeout_s, 2.0)):
-            raise UnreachableError(f'{self.name}: expected a server, got none within {min(timeout_s, 2.0)} s')
+        find_s = min(timeout_s, FIND_S)
+        if not self.is_ready and not self._client.wait_for_service(timeout_sec=find_s):
+            raise UnreachableError(f'{self.name}: expected a server, got none within {find_s} s')
         future = self._client.call_async(request)
-        own = Deadline(timeout_s)
-        while not wait_for(future, Deadline(POLL_S)):
-            if not (own.is_over or deadline.is_canceled):
-                continue
-            self._client.remove_pending_request(future)
+        own, presence = Deadline(timeout_s), Presence(lambda: self.is_ready)
+
+        def give_up() -> str:
             if deadline.is_canceled:
-                raise CanceledError(f'{self.name}: canceled')
-            raise UnreachableError(f'{self.name}: expected an answer within {timeout_s:.1f} s, got none')
-        return future.result()
+                return 'canceled'
+            if presence.is_gone():
+                return 'the server went away'
+            return f'expected an answer within {timeout_s:.1f} s, got none' if own.is_over else ''
+
+        reason = wait_for(future, give_up)
+        if not reason:
+            return future.result()
+        self._client.remove_pending_request(future)
+        if deadline.is_canceled:
+            raise CanceledError(f'{self.name}: {reason}')
+        raise UnreachableError(f'{self.name}: {reason}')
 
 
 class ActionCaller:
@@ -70,32 +102,66 @@ class ActionCaller:
         """Whether a server is there now."""
         return bool(self._client.server_is_ready())
 
-    def call(self, goal: Any, deadline: Deadline, on_feedback: Callable[[Any], None]) -> Any:
+    def call(
+        self,
+        goal: Any,
+        deadline: Deadline,
+        on_feedback: Callable[[Any], None],
+        must_stop: GiveUp = lambda: '',
+    ) -> Any:
         """The result message. When the deadline ends first the goal is cancelled and its result awaited a moment.
 
-        Raises UnreachableError when there is no server, when the goal is refused, or when no result comes.
+        `must_stop` names a reason to cancel before that. Raises UnreachableError when there is no server, when it goes
+        away, when it refuses the goal, or when no result comes.
         """
-        if not self._client.wait_for_server(timeout_sec=min(2.0, max(deadline.remaining_s, 0.01))):
+        if not self._client.wait_for_server(timeout_sec=min(FIND_S, max(deadline.remaining_s, 0.01))):
             raise UnreachableError(f'{self.name}: expected an action server, got none')
+        handle = self._send(goal, on_feedback)
+        result = handle.get_result_async()
+        presence = Presence(lambda: self.is_ready)
+
+        def give_up() -> str:
+            if presence.is_gone():
+                return 'the server went away'
+            return must_stop() or ('the deadline ended' if deadline.is_over else '')
+
+        reason = wait_for(result, give_up)
+        if reason:
+            self._cancel(handle, result, reason)
+        if reason and not deadline.is_over:
+            raise UnreachableError(f'{self.name}: {reason}')
+        return result.result().result
+
+    def _send(self, goal: Any, on_feedback: Callable[[Any], None]) -> ClientGoalHandle:
         sent = self._client.send_goal_async(goal, feedback_callback=lambda message: on_feedback(message.feedback))
-        if not wait_for(sent, Deadline(CANCEL_S)):
-            raise UnreachableError(f'{self.name}: expected the goal to be accepted, got no answer')
+        patience = Deadline(ACCEPT_S)
+        if wait_for(sent, lambda: 'late' if patience.is_over else ''):
+            sent.add_done_callback(_cancel_late)
+            raise UnreachableError(f'{self.name}: expected the goal to be accepted within {ACCEPT_S} s, got no answer')
         handle = sent.result()
         if not handle.accepted:
             raise UnreachableError(f'{self.name}: the goal was refused')
-        result = handle.get_result_async()
-        if not wait_for(result, deadline):
-            wait_for(handle.cancel_goal_async(), Deadline(CANCEL_S))
-            if not wait_for(result, Deadline(CANCEL_S)):
-                raise UnreachableError(f'{self.name}: expected a result after cancel, got none in {CANCEL_S} s')
-        return result.result().result
+        return handle
+
+    def _cancel(self, handle: ClientGoalHandle, result: Future, reason: str) -> None:
+        handle.cancel_goal_async()
+        patience = Deadline(CANCEL_S)
+        if wait_for(result, lambda: 'late' if patience.is_over else ''):
+            raise UnreachableError(f'{self.name}: {reason}; no result came within {CANCEL_S} s of the cancel')
 
 
-def wait_for(future: Future, deadline: Deadline) -> bool:
-    """Wait until the future is done; False when the deadline ends first."""
+def _cancel_late(sent: Future) -> None:
+    handle = sent.result()
+    if handle is not None and handle.accepted:
+        handle.cancel_goal_async()
+
+
+def wait_for(future: Future, give_up: GiveUp) -> str:
+    """Wait until the future is done: ''; or until there is a reason to give up: the reason."""
     done = threading.Event()
     future.add_done_callback(lambda _: done.set())
-    while not done.wait(min(POLL_S, max(deadline.remaining_s, 0.001))):
-        if deadline.is_over:
-            return bool(future.done())
-    return True
+    while not done.wait(POLL_S):
+        reason = give_up()
+        if reason and not future.done():
+            return reason
+    return ''

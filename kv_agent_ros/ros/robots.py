@@ -40,15 +40,15 @@ class DriverRobot:
         return self._skills
 
     def state(self) -> RobotState:
+        silence = self._silence()
+        if silence:
+            raise UnreachableError(silence)
         with self._lock:
-            fresh = [state for at_s, state in self._latest if time.monotonic() - at_s < self._timeout_s]
-        if not fresh:
-            raise UnreachableError(f'driver/state: expected a state within {self._timeout_s} s, got none')
-        return fresh[0]
+            return self._latest[0][1]
 
     def execute(self, step: Step, deadline: Deadline) -> StepResult:
         goal = PerformSkill.Goal(step=step_to_msg(step), timeout_s=max(deadline.remaining_s, 0.001))
-        result = self._perform.call(goal, deadline, lambda _: None)
+        result = self._perform.call(goal, deadline, lambda _: None, self._silence)
         status = status_from_msg(result.result)
         return StepResult(outcome=status.outcome, message=status.message, duration_s=result.duration_s)
 
@@ -61,6 +61,12 @@ class DriverRobot:
     def stop(self) -> None:
         self.drive(Velocity())
         self._stop.call(Trigger.Request(), self._timeout_s)
+
+    def _silence(self) -> str:
+        """Why the driver counts as silent, '' when it does not."""
+        with self._lock:
+            is_fresh = any(time.monotonic() - at_s < self._timeout_s for at_s, _ in self._latest)
+        return '' if is_fresh else f'driver/state: expected a state within {self._timeout_s} s, got none'
 
     def _receive(self, message: RobotMsg) -> None:
         with self._lock:
