@@ -43,6 +43,8 @@ class View:
         """One moment of the task."""
         for turn in feedback.turns:
             self.turn(turn)
+        if feedback.turns:
+            return
         if feedback.plan.plan_id and feedback.plan.plan_id != self._plan_id:
             self._plan_id = feedback.plan.plan_id
             self.plan(feedback.plan)
