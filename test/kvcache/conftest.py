@@ -6,14 +6,21 @@ from pathlib import Path
 import pytest
 from small_cache import Cache
 
+from kv_agent_ros.kvcache.storage.base import BlockStore
+
 
 @pytest.fixture
 def open_cache(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
     """Opens caches over one directory; closes what the test leaves open."""
     opened: list[Cache] = []
 
-    def make(dram_blocks: int = 32, disk_bytes: int = 1 << 22, lease_timeout_s: float = 60.0) -> Cache:
-        opened.append(Cache(dram_blocks, tmp_path / 'kv', disk_bytes, lease_timeout_s))
+    def make(
+        dram_blocks: int = 32,
+        disk_bytes: int = 1 << 22,
+        max_queued_transfers: int = 64,
+        wrap_store: Callable[[BlockStore], BlockStore] = lambda store: store,
+    ) -> Cache:
+        opened.append(Cache(dram_blocks, tmp_path / 'kv', disk_bytes, max_queued_transfers, wrap_store))
         return opened[-1]
 
     yield make

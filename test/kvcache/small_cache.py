@@ -1,6 +1,6 @@
 """A cache small enough to overflow in a test, and an engine that writes bytes which can be recognised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
-from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
+from kv_agent_ros.kvcache.storage.base import BlockStore, ByteArray, checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SegmentMap, SharedArena
 from kv_agent_ros.kvcache.storage.tiered import BackingTier
@@ -29,18 +29,27 @@ def content(key: bytes) -> ByteArray:
 class Cache:
     """A manager with a clock that the test moves, and the engine's side of the protocol."""
 
-    def __init__(self, dram_blocks: int, directory: Path, disk_bytes: int, lease_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        dram_blocks: int,
+        directory: Path,
+        disk_bytes: int,
+        max_queued_transfers: int = 64,
+        wrap_store: Callable[[BlockStore], BlockStore] = lambda store: store,
+    ) -> None:
         self.now_s = 0.0
         self.events: list[KVEvent] = []
         self.disk = DiskStore.open(directory, disk_bytes)
-        self.ssd = BackingTier.open(tier=Tier.SSD, store=self.disk)
+        self.ssd = BackingTier.open(
+            tier=Tier.SSD, store=wrap_store(self.disk), max_queued_transfers=max_queued_transfers
+        )
         sessions = SessionIndex()
         arena = SharedArena.create(dram_blocks * NAMESPACE.block_bytes)
         self.manager = KVCacheManager(
             dram=DramTier(store=HostStore(arena), policy=SessionLruPolicy(sessions.is_referenced)),
             sessions=sessions,
             backing=(self.ssd,),
-            lease_timeout_s=lease_timeout_s,
+            lease_timeout_s=60.0,
             clock=lambda: self.now_s,
             listener=self.events.append,
         )

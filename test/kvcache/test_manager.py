@@ -11,7 +11,7 @@ from small_cache import NAMESPACE, ROBOT_1, Cache, content
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import EventKind, SessionKey, Tier, block_keys
-from kv_agent_ros.kvcache.storage.base import checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, checksum
 
 ROBOT_2 = SessionKey(robot_id='robot2', session_id='planner')
 HEAD = list(range(16))  # 4 blocks
@@ -151,6 +151,7 @@ def test_blocks_of_an_open_session_outlive_a_flood_and_go_first_after_it_ends(
     for start in range(1000, 1100, 4):
         cache.write(list(range(start, start + 4)), ROBOT_2)
         cache.flush()
+        cache.manager.end_session(ROBOT_2)
     assert cache.manager.acquire(NAMESPACE, ROBOT_1, np.array([*HEAD, 9], np.int32)).slots[3].tier is Tier.SSD
 
 
@@ -286,6 +287,56 @@ def test_no_lock_is_left_after_all_sessions_end(cache: Cache) -> None:
     assert cache.manager.stats().num_leases == 0
     cache.drop_dram()
     assert cache.manager.stats().tiers[0].used_bytes == 0
+
+
+def test_transfers_that_find_the_queue_full_leave_no_lock(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(max_queued_transfers=0)
+    cache.write(HEAD)
+    assert cache.manager.num_locks == 0
+    assert cache.manager.stats().tiers[1].num_errors == 1
+
+
+def test_session_refers_to_a_block_until_the_last_tier_drops_it(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(disk_bytes=4 * 4096)
+    cache.write(HEAD, ROBOT_1)
+    cache.flush()
+    cache.drop_dram()
+    assert cache.manager.stats().sessions[0].num_blocks == 4
+    cache.write(list(range(100, 112)), ROBOT_2)
+    cache.flush()
+    assert [usage.num_blocks for usage in cache.manager.stats().sessions] == [1, 3]
+
+
+class ClearedWhileReading:
+    """A store whose owner's cache is cleared in the middle of a read."""
+
+    def __init__(self, inner: BlockStore) -> None:
+        self._inner = inner
+        self.on_read: Callable[[], None] = lambda: None
+        self.put, self.delete, self.size_bytes = inner.put, inner.delete, inner.size_bytes
+        self.records, self.usage, self.close = inner.records, inner.usage, inner.close
+
+    def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
+        record = self._inner.get(key, out)
+        self.on_read()
+        return record
+
+
+def test_blocks_that_were_being_promoted_during_clear_are_not_served(open_cache: Callable[..., Cache]) -> None:
+    stores: list[ClearedWhileReading] = []
+
+    def wrap(inner: BlockStore) -> BlockStore:
+        stores.append(ClearedWhileReading(inner))
+        return stores[-1]
+
+    cache = open_cache(wrap_store=wrap)
+    cache.write(HEAD)
+    cache.flush()
+    cache.drop_dram()
+    stores[0].on_read = cache.manager.clear
+    assert cache.read([*HEAD, 99]) == 0
+    assert [tier.used_bytes for tier in cache.manager.stats().tiers] == [0, 0]
+    cache.manager.check_integrity()
 
 
 def test_events_tell_every_change_in_order(cache: Cache) -> None:

@@ -93,6 +93,21 @@ def test_insert_of_a_known_prefix_does_not_count_as_use_of_what_follows() -> Non
     assert tree.evict(1) == [path_of((1, 2)).keys()[1]]
 
 
+def test_lock_counts_as_use() -> None:
+    tree = filled((1,), (2,))
+    tree.unlock(tree.lock(path_of((1,))))
+    assert tree.evict(1) == list(path_of((2,)).keys())
+
+
+def test_runs_that_were_used_at_different_times_stay_apart() -> None:
+    tree = filled((1, 2), (9,))
+    whole = tree.lock(path_of((1, 2)))
+    tree.unlock(tree.lock(path_of((9,))))
+    tree.unlock(tree.lock(path_of((1,))))
+    tree.unlock(whole)
+    assert tree.evict(3) == [path_of((1, 2)).keys()[1], *path_of((9,)).keys(), *path_of((1,)).keys()]
+
+
 def test_session_references_decide_before_age() -> None:
     old, young = path_of((1,)), path_of((2,))
     referenced = set(old.keys())

@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from small_cache import NAMESPACE, ROBOT_1, Cache
 
 from kv_agent_ros.kvcache.block import Tier, block_keys
 
 HEAD = list(range(16))
+OTHER = list(range(100, 116))
 
 WRITER = """
 from pathlib import Path
@@ -110,19 +112,26 @@ def test_suffix_without_its_head_is_no_hit_and_its_room_is_free(
     assert second.disk.usage().used_bytes == 0
 
 
-def test_restart_keeps_the_order_of_use(open_cache: Callable[..., Cache], tmp_path: Path) -> None:
+@pytest.mark.parametrize(('read_last', 'read_first'), [(HEAD, OTHER), (OTHER, HEAD)])
+def test_restart_keeps_the_order_of_use(
+    open_cache: Callable[..., Cache], tmp_path: Path, read_last: list[int], read_first: list[int]
+) -> None:
     first = open_cache(disk_bytes=8 * 4096)
-    first.write(HEAD)
-    first.write(list(range(100, 116)))
+    for tokens in (HEAD, OTHER):
+        first.write(tokens)
+    first.flush()
+    first.drop_dram()
+    for path in (tmp_path / 'kv').glob('*.kv'):
+        os.utime(path, (1e9, 1e9))
+    for tokens in (read_first, read_last):
+        assert first.read([*tokens, 99]) == 16
     first.close()
-    for number, path in enumerate(block_file(first, tmp_path, n) for n in range(4)):
-        os.utime(path, (2e9 + number, 2e9 + number))
     second = open_cache(disk_bytes=8 * 4096)
     second.write(list(range(200, 208)))
     second.flush()
     second.drop_dram()
-    assert second.read([*HEAD, 99]) == 16
-    assert second.read([*range(100, 116), 99]) == 8
+    assert second.read([*read_last, 99]) == 16
+    assert second.read([*read_first, 99]) == 8
 
 
 def test_smaller_budget_after_a_restart_is_kept(open_cache: Callable[..., Cache]) -> None:

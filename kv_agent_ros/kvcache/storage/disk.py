@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 import struct
 import threading
+import time
 from typing import BinaryIO
 
 import numpy as np
@@ -96,7 +97,8 @@ class DiskStore:
             with open(path, 'rb') as file:
                 record = _read_header(file, key)
                 is_whole = record is not None and record.length_bytes == len(out) == file.readinto(out.data)
-            os.utime(path)  # the order of use outlives the process
+            now_ns = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
+            os.utime(path, ns=(now_ns, now_ns))
         except OSError as error:
             self._note_failure('read', path, error)
             return None
