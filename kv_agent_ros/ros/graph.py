@@ -18,7 +18,7 @@ import yaml
 from kv_agent_ros.config import Setting
 
 NO_PARAMETERS: Mapping[str, Setting] = MappingProxyType({})
-GRACE_S = 5.0
+GRACE_S = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.parameters import declare_parameters, read_parameters
 
 ConfigT = TypeVar('ConfigT')
-GRACE_S = 4.0
+GRACE_S = 3.0
 NUM_THREADS = 48
 
 
