@@ -2,8 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass
+import logging
+from pathlib import Path
 
 from kv_agent_ros.config import KVCacheConfig, expand
+from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import KVEvent, Tier
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
@@ -15,6 +18,8 @@ from kv_agent_ros.kvcache.storage.tiered import BackingTier
 
 FLUSH_S = 3.0
 MAX_EVENTS = 10_000
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +34,28 @@ class CacheCore:
         self.manager.close(FLUSH_S)
 
 
+def open_disk_tiers(directory: Path, capacity_bytes: int) -> tuple[BackingTier, ...]:
+    """The disk tier; none, with a warning, when the disk is broken: every look there would be a miss anyway.
+
+    Raises ConfigError when the folder belongs to another process or holds foreign files.
+    """
+    try:
+        store = DiskStore.open(directory, capacity_bytes)
+    except StoreError as error:
+        _log.warning('no disk tier, prefixes will not survive a restart: %s', error)
+        return ()
+    return (BackingTier.open(tier=Tier.SSD, store=store),)
+
+
 def open_cache(config: KVCacheConfig) -> CacheCore:
     """Shared memory in front of files below the state folder."""
     events: deque[KVEvent] = deque(maxlen=MAX_EVENTS)
     sessions = SessionIndex()
     policy = SessionLruPolicy(sessions.is_referenced)
-    disk = DiskStore.open(expand(config.state_dir) / 'kv', config.ssd_bytes)
     manager = KVCacheManager(
         dram=DramTier(store=HostStore(SharedArena.create(config.dram_bytes)), policy=policy),
         sessions=sessions,
-        backing=(BackingTier.open(tier=Tier.SSD, store=disk),),
+        backing=open_disk_tiers(expand(config.state_dir) / 'kv', config.ssd_bytes),
         tenant=config.tenant,
         lease_timeout_s=config.lease_timeout_s,
         listener=events.append,
