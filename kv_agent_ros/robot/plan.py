@@ -70,8 +70,25 @@ class Plan:
 
     @property
     def plan_id(self) -> str:
-        """Digest of the content: equal plans have equal ids, whoever wrote them."""
-        return hashlib.sha256(json.dumps(plan_to_json(self), sort_keys=True).encode()).hexdigest()[:16]
+        """Digest of the content: plans that do the same have equal ids, whoever wrote them, and only those."""
+        content = [[_step_digest(step) for step in self.steps], [_branch_digest(branch) for branch in self.branches]]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _step_digest(step: Step) -> list[Json]:
+    arguments = {name: _number_or_text(value) for name, value in step.arguments.items()}
+    return [step.skill, arguments, step.branch_id, step.arm or not step.branch_id]
+
+
+def _branch_digest(branch: Branch) -> list[Json]:
+    condition = branch.condition
+    compared: list[Json] = [condition.target, condition.property, condition.operator.value]
+    arm = branch.parent_arm or not branch.parent_id
+    return [*compared, _number_or_text(condition.value), branch.branch_id, branch.parent_id, arm]
+
+
+def _number_or_text(value: Argument) -> Argument:
+    return value if isinstance(value, str) else float(value)
 
 
 def plan_to_json(plan: Plan) -> dict[str, Json]:
@@ -114,7 +131,7 @@ def _branch_to_json(plan: Plan, branch_id: int) -> dict[str, Json]:
 def _child_towards(plan: Plan, step: Step, branch_id: int, arm: bool) -> int | None:
     """0 when the step stands directly in the arm, the child branch that holds it, None when it stands elsewhere."""
     at, at_arm, child = step.branch_id, step.arm, 0
-    while (at, at_arm) != (branch_id, arm if branch_id else True):
+    while at != branch_id or (at and at_arm != arm):  # there is no arm at the top
         if at == 0:
             return None
         child = at

@@ -6,7 +6,18 @@ import pytest
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.robot.base import Step
-from kv_agent_ros.robot.plan import MAX_DEPTH, Json, PlanSource, enclosing_arms, plan_from_json, plan_to_json
+from kv_agent_ros.robot.plan import (
+    MAX_DEPTH,
+    Branch,
+    Condition,
+    Json,
+    Operator,
+    Plan,
+    PlanSource,
+    enclosing_arms,
+    plan_from_json,
+    plan_to_json,
+)
 
 NAMES = st.text(min_size=1, max_size=8)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -78,6 +89,48 @@ def test_equal_plans_have_equal_ids_whoever_wrote_them() -> None:
     model, rule = (plan_from_json(document, source) for source in (PlanSource.MODEL, PlanSource.RULE))
     assert model.plan_id == rule.plan_id
     assert model.plan_id != plan_from_json({'plan': [{'skill': 'dock'}] * 2}, PlanSource.MODEL).plan_id
+
+
+def step(skill: str, **place: int | bool) -> Step:
+    return Step(skill=skill, branch_id=int(place.get('branch_id', 0)), arm=bool(place.get('arm', True)))
+
+
+IF_FULL = Branch(
+    branch_id=1, condition=Condition(target='cup', property='fill_level', operator=Operator.AT_LEAST, value=0.9)
+)
+
+
+@pytest.mark.parametrize(
+    ('one', 'other'),
+    [
+        pytest.param(
+            Plan(steps=(step('open', arm=False),)), Plan(steps=(step('close', arm=False),)), id='of steps without arm'
+        ),
+        pytest.param(
+            Plan(steps=(step('pour', branch_id=1), step('dock'), step('place', branch_id=1)), branches=(IF_FULL,)),
+            Plan(steps=(step('pour', branch_id=1), step('place', branch_id=1), step('dock')), branches=(IF_FULL,)),
+            id='of another order',
+        ),
+        pytest.param(
+            Plan(steps=(step('pour', branch_id=1),), branches=(IF_FULL,)),
+            Plan(steps=(step('pour', branch_id=1, arm=False),), branches=(IF_FULL,)),
+            id='of the other arm',
+        ),
+    ],
+)
+def test_plans_that_do_different_things_have_different_ids(one: Plan, other: Plan) -> None:
+    assert one.plan_id != other.plan_id
+
+
+def test_a_step_outside_of_all_branches_has_no_arm_to_tell_apart() -> None:
+    plans = [Plan(steps=(step('dock', arm=arm),)) for arm in (True, False)]
+    assert plans[0].plan_id == plans[1].plan_id
+    assert [plan_to_json(plan) for plan in plans] == [{'plan': [{'skill': 'dock'}]}] * 2
+
+
+def test_a_whole_number_is_the_same_argument_as_its_float() -> None:
+    ids = {Plan(steps=(Step(skill='wait', arguments={'duration_s': value}),)).plan_id for value in (5, 5.0)}
+    assert len(ids) == 1
 
 
 def test_a_step_knows_its_arms_from_the_inside_out() -> None:
