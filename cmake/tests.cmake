@@ -1,6 +1,5 @@
 # One ctest entry per folder below test/ and per file directly in it, each with its own time limit.
-set(KV_TEST_LIMIT_S 180)
-set(KV_TEST_LIMIT_inference_S 300)
+set(KV_TEST_LIMIT_S 300)
 set(KV_TEST_LIMIT_nodes_S 600)
 set(KV_TEST_LIMIT_ros_S 600)
 
@@ -9,7 +8,8 @@ function(kv_add_test name path)
   if(DEFINED KV_TEST_LIMIT_${name}_S)
     set(_limit_s ${KV_TEST_LIMIT_${name}_S})
   endif()
-  ament_add_pytest_test(${name} ${path} TIMEOUT ${_limit_s})
+  ament_add_pytest_test(${name} ${path}
+    TIMEOUT ${_limit_s} WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
 endfunction()
 
 function(kv_add_tests)
