@@ -23,6 +23,7 @@ from rclpy.signals import SignalHandlerOptions
 from kv_agent_ros.action import ExecuteTask
 from kv_agent_ros.config import Setting
 from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import UnreachableError
 from kv_agent_ros.msg import ObjectState, RobotState
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.graph import GraphSettings, ProcessGraph
@@ -31,6 +32,7 @@ from kv_agent_ros.srv import CheckPlan, GetCacheStats, GetSimulationState, GetWo
 CALL_S = 20.0
 TASK_S = 90.0
 START_S = 120.0
+RESTARTING_S = 3.0
 POLL_S = 0.05
 FIRST_PORT, PORTS_A_DOMAIN, FIRST_METATRAFFIC = 7400, 250, 10  # DDSI-RTPS 2.5, 9.6.1
 NUM_DOMAINS = 101  # above, the ports meet those that the system hands out
@@ -125,13 +127,20 @@ class RunningGraph:
         """End the threads that wait for goals."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def call(self, service_type: Any, name: str, timeout_s: float = CALL_S, **request: Any) -> Any:
-        """The response of a service."""
-        return self._service(service_type, name).call(service_type.Request(**request), timeout_s)
+    def call(self, service_type: Any, name: str, wait_s: float = CALL_S, **request: Any) -> Any:
+        """The response of a service, within `wait_s`."""
+        return self._service(service_type, name).call(service_type.Request(**request), wait_s)
 
-    def send(self, action_type: Any, name: str, timeout_s: float = TASK_S, **goal: Any) -> RunningGoal:
-        """Send a goal and go on."""
-        running = RunningGoal(deadline=Deadline(timeout_s), future=Future())
+    def answered(self, service_type: Any, name: str, **request: Any) -> Any:
+        """The response of a service that may be starting; nothing while it does not answer."""
+        try:
+            return self.call(service_type, name, RESTARTING_S, **request)
+        except UnreachableError:
+            return None
+
+    def send(self, action_type: Any, name: str, wait_s: float = TASK_S, **goal: Any) -> RunningGoal:
+        """Send a goal and go on; it is cancelled after `wait_s`."""
+        running = RunningGoal(deadline=Deadline(wait_s), future=Future())
         caller = self._caller(name, lambda: self.endpoints.action_caller(action_type, name))
         work = self._pool.submit(caller.call, action_type.Goal(**goal), running.deadline, running.feedback.append)
         work.add_done_callback(lambda done: _hand_over(done, running.future))
