@@ -8,6 +8,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from kv_agent_ros.build.home import world_path
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.demo.client import DemoClient, demo_client, wait_until_ready
 from kv_agent_ros.demo.options import DemoOptions, read_options
@@ -16,6 +17,7 @@ from kv_agent_ros.demo.report import Facts, as_json, compare_first_token
 from kv_agent_ros.demo.view import View
 from kv_agent_ros.errors import Outcome, UnreachableError
 from kv_agent_ros.ros.graph import GraphSettings, ProcessGraph, composed_graph, separate_graph
+from kv_agent_ros.world.map_file import load_furniture
 
 START_S = 180.0
 TASK_S = 600.0
@@ -62,7 +64,8 @@ def run(options: DemoOptions, view: View, deadline: Deadline) -> int:
             for label in graph.dead():
                 view.line(f'--- {label}:\n{graph.log(label)[-3000:]}')
             raise
-    draw(facts.truth, f'{options.robot}: {facts.outcome.name}', options.picture)
+    furniture = load_furniture(world_path(options.world))
+    draw(facts.truth, furniture, f'{options.robot}: {facts.outcome.name}', options.picture)
     view.close(facts, compare_first_token(facts, options.state_dir), str(options.picture))
     if options.is_json:
         print(as_json(facts), flush=True)

@@ -67,6 +67,8 @@ def test_a_run_without_model_says_nothing_of_first_tokens(tmp_path: Path) -> Non
 
 
 def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
-    draw(facts().truth, 'title', tmp_path / 'home.png')
+    truth = facts().truth
+    boxes = [((0.0, 0.0), (1.0, 0.0), (1.0, 0.5), (0.0, 0.5))] * len(truth.world.map.locations)
+    draw(truth, boxes, 'title', tmp_path / 'home.png')
     assert (tmp_path / 'home.png').read_bytes()[:8] == b'\x89PNG\r\n\x1a\n'
     assert (tmp_path / 'home.png').stat().st_size > 10_000
