@@ -34,6 +34,8 @@ from kv_agent_ros.ros.tf import TfPublisher, transform
 from kv_agent_ros.srv import GetSimulationState, InjectFault
 from kv_agent_ros.world.state import WorldMap
 
+CLEAR = 'clear'
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationCore:
@@ -133,8 +135,11 @@ class SimulatorService:
     def inject(self, request: InjectFault.Request, response: InjectFault.Response) -> None:
         """inject_fault."""
         kinds = {kind.value: kind for kind in FaultKind}
+        if request.kind == CLEAR:
+            self._core.home.clear_faults()
+            return
         if request.kind not in kinds:
-            raise BadRequestError(f'kind: expected one of {", ".join(kinds)}, got {request.kind!r}')
+            raise BadRequestError(f'kind: expected one of {", ".join(kinds)}, {CLEAR}, got {request.kind!r}')
         self._core.home.inject_fault(kinds[request.kind], request.target or ANY_TARGET, request.count)
 
 

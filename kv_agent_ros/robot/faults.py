@@ -44,6 +44,10 @@ class Faults:
             raise BadRequestError(f'count: expected at least 1, got {count!r}')
         self._injected[kind, target] += count
 
+    def clear(self) -> None:
+        """Forget what was injected and has not struck yet; rates stay."""
+        self._injected.clear()
+
     def strikes(self, kind: FaultKind, robot_id: str, *targets: str) -> bool:
         """Whether the fault happens on this occasion; `targets` are the names under which it may be injected."""
         by_chance = bool(self._stream(kind, robot_id).random() < self._rates.get(kind, 0.0))

@@ -130,6 +130,11 @@ class SimulatedHome:
         with self._lock:
             self.faults.inject(kind, target, count)
 
+    def clear_faults(self) -> None:
+        """Forget the injected faults that have not struck yet."""
+        with self._lock:
+            self.faults.clear()
+
     def strikes(self, kind: FaultKind, robot_id: str, *targets: str) -> bool:
         """Whether a fault happens to that robot on this occasion."""
         with self._lock:

@@ -26,6 +26,14 @@ def test_a_fault_injected_for_any_target_strikes_the_next_one() -> None:
     assert _strikes(faults, 2, target='book1') == [True, False]
 
 
+def test_cleared_faults_do_not_strike_but_chance_remains() -> None:
+    faults = Faults({FaultKind.BLOCKED_PATH: 1.0}, seed=1)
+    faults.inject(FaultKind.SLIP, 'cup1', 3)
+    faults.clear()
+    assert _strikes(faults, 3) == [False, False, False]
+    assert faults.strikes(FaultKind.BLOCKED_PATH, 'robot1', 'kitchen_door')
+
+
 def test_a_rate_is_how_often_it_strikes_and_the_seed_decides_when() -> None:
     first, again, other = (_strikes(Faults({FaultKind.SLIP: 0.3}, seed), 1000) for seed in (1, 1, 2))
     assert first == again != other
