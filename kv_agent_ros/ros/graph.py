@@ -3,8 +3,8 @@
 The same nodes with the same parameters as launch/fleet.launch.py. Every process is ended: SIGINT, then SIGKILL.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 import signal
@@ -111,9 +111,10 @@ class ProcessGraph:
         folder.mkdir(parents=True, exist_ok=True)
         log = self._files.enter_context((folder / 'output.log').open('ab'))
         command = _command(process, folder)
-        self._running[label] = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        with _signals_held():  # start.py lets them through when it can end cleanly
+            self._running[label] = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
 
     def kill(self, label: str) -> None:
         """kill -9, as a crash would."""
@@ -121,10 +122,10 @@ class ProcessGraph:
         process.kill()
         process.wait(GRACE_S)
 
-    def interrupt(self, label: str) -> int:
-        """Ctrl-C for one process; its exit code."""
+    def end(self, label: str, number: signal.Signals) -> int:
+        """Send one process a signal, wait for its end; its exit code. Raises subprocess.TimeoutExpired."""
         process = self._running[label]
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         return process.wait(2 * GRACE_S)
 
     def pid(self, label: str) -> int:
@@ -149,6 +150,15 @@ class ProcessGraph:
         self._running.clear()
         self._files.close()
         return codes
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _await_end(process: 'subprocess.Popen[bytes]', ends_at: float) -> int:

@@ -27,7 +27,15 @@ from kv_agent_ros.errors import UnreachableError
 from kv_agent_ros.msg import ObjectState, RobotState
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.graph import GraphSettings, ProcessGraph
-from kv_agent_ros.srv import CheckPlan, GetCacheStats, GetSimulationState, GetWorldState, PlanTask, RecallRecords
+from kv_agent_ros.srv import (
+    CheckPlan,
+    Generate,
+    GetCacheStats,
+    GetSimulationState,
+    GetWorldState,
+    PlanTask,
+    RecallRecords,
+)
 
 CALL_S = 20.0
 TASK_S = 90.0
@@ -186,6 +194,7 @@ class RunningGraph:
         """Until every node serves and the world model has seen every robot."""
         waited = [(GetWorldState, '/get_world_state'), (RecallRecords, '/recall'), (PlanTask, '/plan_task')]
         waited += [(GetCacheStats, '/cache_stats'), (GetSimulationState, '/get_simulation_state')]
+        waited += [(Generate, '/generate')]
         waited += [(CheckPlan, f'/{robot}/check_plan') for robot in self.robots]
         for service_type, name in waited:
             caller = self._service(service_type, name)
