@@ -51,6 +51,7 @@ STARTERS = {'start.py', 'cli.py', 'commands/doctor.py'}
 CATCH_ALL = {
     ('harness/judge.py', '_check_rehearsal'),
     ('harness/judge.py', '_apply'),
+    ('inference/gguf_convert.py', '_tokenizer'),
     ('inference/local_model.py', '_tokenizer'),
 }
 
