@@ -52,6 +52,7 @@ CATCH_ALL = {
     ('harness/judge.py', '_check_rehearsal'),
     ('harness/judge.py', '_apply'),
     ('inference/gguf_convert.py', '_tokenizer'),
+    ('inference/gguf_convert.py', '_tokenizer'),
     ('inference/local_model.py', '_tokenizer'),
 }
 

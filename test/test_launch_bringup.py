@@ -1,4 +1,4 @@
-"""bringup.launch.py really runs: every node answers, and Ctrl-C ends all of them with exit code 0."""
+"""bringup.launch.py really runs: every node becomes active, and Ctrl-C ends all of them with exit code 0."""
 
 from pathlib import Path
 import tempfile
@@ -10,15 +10,17 @@ from launch.actions import IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 import launch_testing.actions
 import launch_testing.asserts
+from lifecycle_msgs.msg import State
+from lifecycle_msgs.srv import GetState
 import pytest
 import rclpy
+from rclpy.client import Client
 import yaml
-
-from kv_agent_ros.srv import GetStats
 
 BRINGUP = Path(__file__).resolve().parent.parent / 'launch' / 'bringup.launch.py'
 STATEFUL = ('memory_node', 'kv_cache_node', 'harness_node', 'agent_node')
-SERVED = (
+NODES = (
+    '/simulator_node',
     '/inference_node',
     '/inspector_node',
     '/kv_cache_node',
@@ -52,14 +54,20 @@ class TestRunning(unittest.TestCase):
         self.node.destroy_node()
         rclpy.try_shutdown()
 
-    def test_every_node_answers(self) -> None:
+    def test_every_node_becomes_active(self) -> None:
         ends_at = time.monotonic() + START_TIMEOUT_S
-        for name in SERVED:
-            client = self.node.create_client(GetStats, f'{name}/get_stats')
+        for name in NODES:
+            client = self.node.create_client(GetState, f'{name}/get_state')
             self.assertTrue(client.wait_for_service(timeout_sec=ends_at - time.monotonic()), f'{name} is not there')
-            reply = client.call_async(GetStats.Request())
-            rclpy.spin_until_future_complete(self.node, reply, timeout_sec=10.0)
-            self.assertTrue(reply.done(), f'{name} does not answer')
+            state = self.state_of(client)
+            while state != State.PRIMARY_STATE_ACTIVE and time.monotonic() < ends_at:
+                state = self.state_of(client)
+            self.assertEqual(state, State.PRIMARY_STATE_ACTIVE, name)
+
+    def state_of(self, client: Client) -> int:
+        reply = client.call_async(GetState.Request())
+        rclpy.spin_until_future_complete(self.node, reply, timeout_sec=5.0)
+        return reply.result().current_state.id if reply.done() else State.PRIMARY_STATE_UNKNOWN
 
 
 @launch_testing.post_shutdown_test()
