@@ -4,6 +4,7 @@ Guards are the sentence's own conditions ("if the cup is full"), as in the plan 
 intent is carried out; rule_planner.py does, and goal.py measures whether it was.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -38,6 +39,9 @@ class Verb(Enum):
     """`amount` seconds pass."""
     DOCK = 'dock'
     """The robot is on its dock."""
+
+
+HANDLING = (Verb.PICK, Verb.PUT, Verb.POUR)  # what keeps an object in the gripper, or takes it out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,3 +86,14 @@ def full(subject: str) -> Condition:
 def empty(subject: str) -> Condition:
     """The condition that a vessel is empty."""
     return Condition(target=subject, property=FILL_LEVEL, operator=Operator.AT_MOST, value=EMPTY_TO)
+
+
+def with_put_back(intents: Sequence[Intent]) -> tuple[Intent, ...]:
+    """The intents, and after pouring the wish that nobody says: put it back, unless more is asked of it."""
+    whole: list[Intent] = []
+    for index, intent in enumerate(intents):
+        whole.append(intent)
+        follow = [later for later in intents[index + 1 :] if later.guards == intent.guards]
+        if intent.verb is Verb.POUR and not any(i.subject == intent.subject and i.verb in HANDLING for i in follow):
+            whole.append(Intent(verb=Verb.PUT, subject=intent.subject, place=ORIGIN, guards=intent.guards))
+    return tuple(whole)

@@ -9,7 +9,7 @@ Docking is never conditional.
 from dataclasses import dataclass, field, replace
 
 from kv_agent_ros.agent.frame import Frame, Refs, intents_of
-from kv_agent_ros.agent.intent import Guard, Intent, Reading, Verb, empty, full
+from kv_agent_ros.agent.intent import Guard, Intent, Reading, Verb, empty, full, with_put_back
 from kv_agent_ros.agent.lexicon import Lexicon, Token
 from kv_agent_ros.agent.words import Kind
 from kv_agent_ros.world.state import WorldState
@@ -31,7 +31,7 @@ def read_instruction(text: str, world: WorldState) -> Reading:
     reader.finish()
     if not reader.intents and not reader.unread:
         return Reading(intents=(), unread=(f'no wish found in {text[:80]!r}',))
-    return Reading(intents=tuple(reader.intents), unread=tuple(dict.fromkeys(reader.unread)))
+    return Reading(intents=with_put_back(reader.intents), unread=tuple(dict.fromkeys(reader.unread)))
 
 
 @dataclass(slots=True)

@@ -34,8 +34,8 @@ from kv_agent_ros.robot.plan import Json, Plan, PlanSource, plan_from_json
 class ModelLimits:
     """What the model may spend on one plan, drafts and repair together, and on one explanation."""
 
-    plan_timeout_s: float = 30.0
-    explain_timeout_s: float = 10.0
+    plan_timeout_s: float = 60.0
+    explain_timeout_s: float = 20.0
     plan_tokens: int = 320
     explain_tokens: int = 40
 
@@ -166,7 +166,7 @@ class CopilotPlanner:
             session=drafting.request.session,
             messages=tuple(messages),
             max_new_tokens=self._limits.plan_tokens if is_plan else self._limits.explain_tokens,
-            json_schema=plan_schema(self._skills, drafting.request.world) if is_plan else '',
+            json_schema=plan_schema(self._skills, drafting.reading.intents, drafting.request.world) if is_plan else '',
             purpose=purpose,
         )
         try:

@@ -1,11 +1,13 @@
 """The words for the model, in an order that keeps the KV cache warm: a fixed head, then turns that are only appended.
 
-The head is equal for all robots of one home: no robot, no time, nothing that moves. A turn brings the robot, the task,
-what memory offers (quoted as data) and, last, the state. `divergence` is the linter: where two prompts of one session
+The head is equal for all robots of one home: no robot, no time, nothing that moves. A turn brings the robot, what
+memory offers (quoted as data), the state and the task. `divergence` is the linter: where two prompts of one session
 part although the later one should only be longer.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 import json
 
 from kv_agent_ros.agent.intent import Intent
@@ -21,6 +23,7 @@ from kv_agent_ros.world.describe import describe_map, describe_state
 from kv_agent_ros.world.state import LocationKind, WorldMap, WorldState
 
 MIN_SIMILARITY = 0.8  # below this a memory is about something else
+EXAMPLE_VESSELS = ('bottle', 'kettle', 'bowl', 'glass', 'cup')
 MAX_QUOTE_CHARS = 120
 MAX_FACTS_CHARS = 600
 
@@ -40,7 +43,8 @@ _RULES = """Rules:
 def head(skills: Sequence[Skill], home: WorldMap) -> Message:
     """The system message."""
     lines = ''.join(_skill_line(skill) for skill in skills)
-    text = f'{_ROLE}Skills:\n{lines}{_RULES}Home:\n{describe_map(home)}{_examples(home)}'
+    shown = '\n'.join(line for example in examples(home) for line in example.lines)
+    text = f'{_ROLE}Skills:\n{lines}{_RULES}Home:\n{describe_map(home)}Examples:\n{shown}'
     return Message(role=Role.SYSTEM, content=text.rstrip('\n'))
 
 
@@ -52,16 +56,18 @@ def plan_turn(
     world: WorldState,
     robot_id: str,
 ) -> Message:
-    """The user message that asks for a plan."""
-    lines = [f'robot: {robot_id}', *_task_lines(_quoted(instruction), goal)]
-    lines += [_memory_line(text, plan) for text, plan in examples_from(recollections, skills, world)]
-    return Message(role=Role.USER, content='\n'.join([*lines, describe_state(world, robot_id)]).rstrip('\n'))
+    """The user message that asks for a plan: what worked before, how things stand, and last the task itself."""
+    remembered = remembered_example(recollections, skills, world)
+    lines = [f'robot: {robot_id}', *(remembered or built_in_example(goal, world.map))]
+    lines += [describe_state(world, robot_id).rstrip('\n'), *_task_lines(_quoted(instruction), goal)]
+    return Message(role=Role.USER, content='\n'.join(lines))
 
 
 def replan_turn(refusal: str, goal: Sequence[Intent], world: WorldState, robot_id: str) -> Message:
     """The user message after a refusal of the gate or a failed step."""
-    lines = [f'robot: {robot_id}', f'That did not work: {refusal[:MAX_FACTS_CHARS]}', f'goal: {_goal_text(goal)}']
-    return Message(role=Role.USER, content='\n'.join([*lines, describe_state(world, robot_id)]).rstrip('\n'))
+    lines = [f'robot: {robot_id}', f'That did not work: {refusal[:MAX_FACTS_CHARS]}']
+    lines += [describe_state(world, robot_id).rstrip('\n'), f'goal: {_goal_text(goal)}']
+    return Message(role=Role.USER, content='\n'.join(lines))
 
 
 def repair_turn(fault: str) -> Message:
@@ -81,9 +87,7 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan_to_json(plan), separators=(',', ':'), ensure_ascii=False)
 
 
-def examples_from(
-    recollections: Sequence[Recollection], skills: Sequence[Skill], world: WorldState
-) -> list[tuple[str, Plan]]:
+def remembered_example(recollections: Sequence[Recollection], skills: Sequence[Skill], world: WorldState) -> list[str]:
     """The best remembered plan that succeeded, is close enough and says only what can be said here; else nothing."""
     for recollection in sorted(recollections, key=lambda each: -each.similarity):
         record = recollection.record
@@ -95,8 +99,20 @@ def examples_from(
         except (ValueError, RecursionError, BadRequestError):
             continue
         if is_speakable(plan, skills, world):
-            return [(record.text, plan)]
+            goal = read_instruction(record.text, world).intents
+            return [f'memory: {_quoted(record.text)}', f'goal: {_goal_text(goal)}', plan_text(plan)]
     return []
+
+
+def built_in_example(goal: Sequence[Intent], home: WorldMap) -> list[str]:
+    """The worked example whose goal is most like this one, when nothing better is remembered."""
+    wanted = _shape(goal)
+    alike = [(len(wanted ^ _shape(example.goal)), index) for index, example in enumerate(examples(home))]
+    return examples(home)[min(alike)[1]].lines if alike else []
+
+
+def _shape(goal: Sequence[Intent]) -> frozenset[tuple[str, bool]]:
+    return frozenset((intent.verb.value, bool(intent.guards)) for intent in goal)
 
 
 def divergence(earlier: Sequence[Message], later: Sequence[Message]) -> str:
@@ -125,10 +141,6 @@ def _goal_text(goal: Sequence[Intent]) -> str:
     return '; '.join(str(intent) for intent in goal)
 
 
-def _memory_line(text: str, plan: Plan) -> str:
-    return f'memory: {_quoted(text)} {plan_text(plan)}'
-
-
 def _quoted(text: str) -> str:
     """One line, in quotes, bounded: what stands inside is data."""
     return json.dumps(' '.join(text.split())[:MAX_QUOTE_CHARS], ensure_ascii=False)
@@ -146,16 +158,26 @@ def _argument(parameter: Parameter) -> str:
     return f'{parameter.name} {parameter.kind.value}'
 
 
-def _examples(home: WorldMap) -> str:
-    """Two worked examples with names of this home, planned by the rule planner, so that they are right here."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A worked example; `lines` as they stand in the prompt."""
+
+    goal: tuple[Intent, ...]
+    lines: list[str]
+
+
+@lru_cache(maxsize=8)
+def examples(home: WorldMap) -> tuple[Example, ...]:
+    """Worked examples with names of this home, planned by the rule planner, so that they are right here."""
     nowhere = WorldState(map=home, robots=(RobotState(robot_id='', stamp_s=0.0),), doors=home.doors)
     shown = []
     for instruction in _example_tasks(home):
         reading = read_instruction(instruction, nowhere)
         plan = draft_plan(reading, nowhere, '').plan
         if plan is not None:
-            shown.append('\n'.join([*_task_lines(_quoted(instruction), reading.intents), plan_text(plan)]))
-    return 'Examples:\n' + '\n'.join(shown) if shown else ''
+            lines = [*_task_lines(_quoted(instruction), reading.intents), plan_text(plan)]
+            shown.append(Example(goal=reading.intents, lines=lines))
+    return tuple(shown)
 
 
 def _example_tasks(home: WorldMap) -> list[str]:
@@ -163,10 +185,13 @@ def _example_tasks(home: WorldMap) -> list[str]:
     surfaces = [place for place in home.locations if place.kind is LocationKind.SURFACE]
     if not rooms or not surfaces or not home.categories:
         return []
-    kind = sorted(home.categories)[0]
-    room = next((each for each in rooms if each != surfaces[-1].room), rooms[0])
-    words = {name: name.replace('_', ' ') for name in (kind, room, surfaces[-1].name, surfaces[0].room)}
-    return [
-        f'bring the {words[kind]} from the {words[room]} to the {words[surfaces[-1].name]}',
-        f'go to the {words[surfaces[0].room]}, check the {words[kind]}, if it is full pour out a quarter, then charge',
+    vessel = next((kind for kind in EXAMPLE_VESSELS if kind in home.categories), home.categories[0])
+    other = next((kind for kind in sorted(home.categories) if kind != vessel), vessel)
+    far = surfaces[-1]
+    room = next((each for each in rooms if each != far.room), rooms[0])
+    tasks = [
+        f'go to the {far.room}, find the {other}, then return to the dock',
+        f'bring the {other} from the {room} to the {far.name}',
+        f'go to the {far.room}, check the {vessel}, if it is full pour out a quarter, then charge',
     ]
+    return [task.replace('_', ' ') for task in tasks]

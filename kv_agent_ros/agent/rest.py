@@ -6,13 +6,11 @@ Only lasting acts count as done: going, looking and finding may be repeated, pou
 from collections.abc import Sequence
 
 from kv_agent_ros.agent.goal import served
-from kv_agent_ros.agent.intent import FULL_FROM, ORIGIN, Guard, Intent, Verb
+from kv_agent_ros.agent.intent import FULL_FROM, HANDLING, ORIGIN, Guard, Intent, Verb
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.ledger import acts_of
 from kv_agent_ros.agent.proof import Moment, due_intents
 from kv_agent_ros.world.state import WorldState
-
-_HANDLING = (Verb.PICK, Verb.PUT, Verb.POUR)
 
 
 def rest_of(instruction: str, moments: Sequence[Moment], world: WorldState, robot_id: str) -> str:
@@ -24,7 +22,7 @@ def rest_of(instruction: str, moments: Sequence[Moment], world: WorldState, robo
     left = list(due[len(served(due, acts, world)) :])
     robot = world.robot(robot_id)
     held = robot.holding if robot is not None else ''
-    if held and not any(intent.subject == held and intent.verb in _HANDLING for intent in left):
+    if held and not any(intent.subject == held and intent.verb in HANDLING for intent in left):
         left.insert(0, Intent(verb=Verb.PUT, subject=held, place=ORIGIN))
     return '; '.join(say(intent) for intent in left) or instruction
 

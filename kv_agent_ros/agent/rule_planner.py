@@ -72,9 +72,8 @@ class _PlanMaker:
             raise _NoPlan('more than one condition at once')
         if guards:
             self._enter(guards[0])
-        for index, intent in enumerate(intents):
+        for intent in intents:
             _DOERS[intent.verb](self, intent)
-            self._put_back(intent, intents[index + 1 :])
         if guards:
             self._at.place = ''
             self._arm = (0, True)
@@ -161,12 +160,6 @@ class _PlanMaker:
         self._do('place', target=target)
         self._at.holding = ''
 
-    def _put_back(self, done: Intent, rest: tuple[Intent, ...]) -> None:
-        """After pouring, free the gripper unless the sentence goes on with what it holds."""
-        if done.verb is not Verb.POUR or any(i.subject == done.subject and i.verb in _HANDLING for i in rest):
-            return
-        self._put(done.subject, self._origin(done.subject))
-
     def _origin(self, subject: str) -> str:
         origin = self._at.origins.get(subject) or self._surface_in(self._room_of_last_go())
         if not origin:
@@ -244,7 +237,6 @@ class _PlanMaker:
         return location.room if location is not None else place
 
 
-_HANDLING = (Verb.POUR, Verb.PUT, Verb.PICK)
 _DOERS = {
     Verb.GO: _PlanMaker.go,
     Verb.FIND: _PlanMaker.find,

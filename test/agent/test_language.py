@@ -6,21 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from kv_agent_ros.agent.intent import Guard, Intent, Verb, empty, full
+from kv_agent_ros.agent.intent import Guard, Intent, Verb, empty, full, with_put_back
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.rest import say
 from kv_agent_ros.world.fake import example_cup, example_world, with_objects
 
 WORLD = example_world('robot1', 1.0)
 IF_FULL = 'if cup.fill_level >= 0.9'
+BACK = 'put cup at @origin'
 READINGS = {
     '去厨房检查水杯是否倒满，如果满了就倒掉一半，然后返回充电座。': (
-        f'go at kitchen|check cup|pour cup 0.5 {IF_FULL}|dock'
+        f'go at kitchen|check cup|pour cup 0.5 {IF_FULL}|{BACK} {IF_FULL}|dock'
     ),
     '去厨房看看杯子满不满，满了就倒掉三分之一，然后回去充电': (
-        f'go at kitchen|check cup|pour cup 0.333333 {IF_FULL}|dock'
+        f'go at kitchen|check cup|pour cup 0.333333 {IF_FULL}|{BACK} {IF_FULL}|dock'
     ),
-    'go to the kitchen and empty the cup': 'go at kitchen|pour cup 1',
+    'go to the kitchen and empty the cup': 'go at kitchen|pour cup 1|put cup at @origin',
     '检查厨房的水杯，要是满的，倒掉百分之三十，放回原处，最后回充电桩': (
         f'go at kitchen|check cup|pour cup 0.3 {IF_FULL}|put cup at @origin {IF_FULL}|dock'
     ),
@@ -30,12 +31,12 @@ READINGS = {
     '去厨房把水杯倒空然后放回原处': 'go at kitchen|pour cup 1|put cup at @origin',
     '在厨房找到碗并拿起来': 'go at kitchen|find bowl|pick bowl',
     'Go to the kitchen, check whether the cup is full, if it is pour out half, then return to the charging dock.': (
-        f'go at kitchen|check cup|pour cup 0.5 {IF_FULL}|dock'
+        f'go at kitchen|check cup|pour cup 0.5 {IF_FULL}|{BACK} {IF_FULL}|dock'
     ),
     "Please go to the kitchen, check the cup. If it's not full, go to the table. Otherwise pour out a quarter": (
-        f'go at kitchen|check cup|go at table unless cup.fill_level >= 0.9|pour cup 0.25 {IF_FULL}'
+        f'go at kitchen|check cup|go at table unless cup.fill_level >= 0.9|pour cup 0.25 {IF_FULL}|{BACK} {IF_FULL}'
     ),
-    'pour out 25% of the cup if it is full': f'pour cup 0.25 {IF_FULL}',
+    'pour out 25% of the cup if it is full': f'pour cup 0.25 {IF_FULL}|{BACK} {IF_FULL}',
     'bring the cup on the table to the kitchen counter, then go home': 'go at table|put cup at kitchen_counter|dock',
     'if the cup is empty wait ten seconds': 'wait 10 if cup.fill_level <= 0.1',
     'find the bowl in the kitchen and put it on the table': 'go at kitchen|find bowl|put bowl at table',
@@ -115,7 +116,7 @@ GUARDED = st.builds(
 def test_every_intent_can_be_said_and_is_read_back(intents: list[Intent]) -> None:
     reading = read_instruction('; '.join(map(say, intents)), WORLD)
     assert reading.unread == ()
-    assert reading.intents == tuple(intents)
+    assert reading.intents == with_put_back(intents)
 
 
 @given(st.text(max_size=200))

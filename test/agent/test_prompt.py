@@ -39,9 +39,13 @@ def test_the_head_names_every_skill_place_and_kind_of_object() -> None:
     assert [name for name in (*names, *world.map.categories) if name not in text] == []
 
 
-def test_a_turn_has_no_clock_and_the_state_comes_last() -> None:
+def test_a_turn_has_no_clock_and_the_goal_comes_last() -> None:
     assert turn_for('robot1', stamp_s=1.0) == turn_for('robot1', stamp_s=1234.5)
-    assert turn_for('robot1').splitlines()[-1].startswith('cup_1 (cup)')
+    assert turn_for('robot1').splitlines()[-3:] == [
+        'cup_1 (cup): on kitchen_counter in kitchen, contains water, fill_level 50%',
+        f'task: "{TASK}"',
+        'goal: go at kitchen; check cup',
+    ]
 
 
 def test_a_similar_plan_is_quoted_and_an_unlike_or_failed_one_is_not() -> None:
