@@ -7,7 +7,7 @@ from kv_agent_ros.harness.base import Diagnosis, Recovery, StepCommand, Verdict
 from kv_agent_ros.robot.base import StepResult
 from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.ros.conversions.plan import plan_to_msg, verdict_from_msg
-from kv_agent_ros.ros.conversions.values import status_from_msg
+from kv_agent_ros.ros.conversions.values import member, status_from_msg
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.srv import CheckPlan, DiagnoseTask, QueryAudit
 
@@ -54,7 +54,7 @@ class RosGate:
         return Diagnosis(
             root_cause=reply.root_cause,
             evidence=tuple(reply.evidence),
-            recovery=Recovery(reply.recovery),
+            recovery=member(Recovery, reply.recovery, 'recovery'),
             message=reply.message,
         )
 

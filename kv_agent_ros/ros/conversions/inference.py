@@ -14,7 +14,7 @@ from kv_agent_ros.inference.base import (
 )
 from kv_agent_ros.msg import ChatMessage, ModelTurn, TokenUsage
 from kv_agent_ros.ros.conversions.kv import session_from_msg, session_to_msg
-from kv_agent_ros.ros.conversions.values import result_to_msg, status_from_msg
+from kv_agent_ros.ros.conversions.values import member, result_to_msg, status_from_msg
 
 
 def message_to_msg(message: Message) -> ChatMessage:
@@ -23,8 +23,8 @@ def message_to_msg(message: Message) -> ChatMessage:
 
 
 def message_from_msg(message: ChatMessage) -> Message:
-    """Message → Message. Raises ValueError for an unknown role."""
-    return Message(role=Role(message.role), content=message.content, token_ids=tuple(message.token_ids))
+    """Message → Message. Raises BadRequestError for an unknown role."""
+    return Message(role=member(Role, message.role, 'role'), content=message.content, token_ids=tuple(message.token_ids))
 
 
 def token_usage_to_msg(usage: Usage) -> TokenUsage:
@@ -62,12 +62,12 @@ def turn_to_msg(turn: Turn) -> ModelTurn:
 
 
 def turn_from_msg(message: ModelTurn) -> Turn:
-    """Message → Turn."""
+    """Message → Turn. Raises BadRequestError for an unknown error code."""
     return Turn(
         purpose=message.purpose,
         usage=token_usage_from_msg(message.usage),
         engine=message.engine,
-        outcome=Outcome(message.error_code),
+        outcome=member(Outcome, message.error_code, 'error_code'),
     )
 
 

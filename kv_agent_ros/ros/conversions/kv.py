@@ -30,6 +30,7 @@ from kv_agent_ros.msg import (
 from kv_agent_ros.msg import (
     TierUsage as TierMsg,
 )
+from kv_agent_ros.ros.conversions.values import member
 from kv_agent_ros.srv import GetCacheStats
 
 CHECKSUM_BYTES = 16
@@ -86,14 +87,14 @@ def slot_to_msg(slot: BlockSlot) -> SlotMsg:
 
 
 def slot_from_msg(message: SlotMsg) -> BlockSlot:
-    """Message → BlockSlot."""
+    """Message → BlockSlot. Raises BadRequestError for an unknown tier."""
     return BlockSlot(
         block_key=bytes(message.block_key),
         segment=message.segment,
         offset_bytes=message.offset_bytes,
         length_bytes=message.length_bytes,
         checksum=bytes(message.checksum),
-        tier=Tier(message.tier),
+        tier=member(Tier, message.tier, 'tier'),
     )
 
 
@@ -118,9 +119,9 @@ def tier_to_msg(tier: TierUsage) -> TierMsg:
 
 
 def tier_from_msg(message: TierMsg) -> TierUsage:
-    """Message → TierUsage."""
+    """Message → TierUsage. Raises BadRequestError for an unknown tier."""
     return TierUsage(
-        tier=Tier(message.tier),
+        tier=member(Tier, message.tier, 'tier'),
         capacity_bytes=message.capacity_bytes,
         used_bytes=message.used_bytes,
         evictable_bytes=message.evictable_bytes,

@@ -1,17 +1,14 @@
 """Memories ↔ messages."""
 
-from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
 from kv_agent_ros.msg import MemoryRecord as RecordMsg
 from kv_agent_ros.msg import Recollection as RecollectionMsg
-from kv_agent_ros.ros.conversions.values import time_from_msg, time_to_msg
+from kv_agent_ros.ros.conversions.values import member, time_from_msg, time_to_msg
 
 
 def kind_from_text(text: str) -> MemoryKind:
     """The kind of that name. Raises BadRequestError naming the kinds."""
-    if text not in {kind.value for kind in MemoryKind}:
-        raise BadRequestError(f'kind: expected {", ".join(kind.value for kind in MemoryKind)}, got {text!r}')
-    return MemoryKind(text)
+    return member(MemoryKind, text, 'kind')
 
 
 def record_to_msg(record: MemoryRecord) -> RecordMsg:

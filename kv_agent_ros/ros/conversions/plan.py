@@ -21,6 +21,7 @@ from kv_agent_ros.ros.conversions.values import (
     argument_to_msg,
     arguments_from_msg,
     arguments_to_msg,
+    member,
     time_from_msg,
     time_to_msg,
 )
@@ -58,12 +59,10 @@ def branch_to_msg(branch: Branch) -> PlanBranch:
 
 def branch_from_msg(message: PlanBranch) -> Branch:
     """Message → Branch. Raises BadRequestError for an unknown comparison."""
-    if message.condition.comparison not in {operator.value for operator in Operator}:
-        raise BadRequestError(f'condition: expected >=, <= or ==, got {message.condition.comparison!r}')
     condition = Condition(
         target=message.condition.target,
         property=message.condition.property,
-        operator=Operator(message.condition.comparison),
+        operator=member(Operator, message.condition.comparison, 'comparison'),
         value=argument_from_msg(message.condition.value),
     )
     return Branch(
@@ -93,11 +92,7 @@ def plan_from_msg(message: PlanMsg) -> Plan:
     steps = tuple(step_from_msg(step) for step in message.steps)
     if any(step.branch_id > len(branches) for step in steps):
         raise BadRequestError('plan: a step names a branch that is not there')
-    if message.source not in {source.value for source in PlanSource}:
-        raise BadRequestError(
-            f'plan: source: expected {", ".join(s.value for s in PlanSource)}, got {message.source!r}'
-        )
-    return Plan(steps=steps, branches=branches, source=PlanSource(message.source))
+    return Plan(steps=steps, branches=branches, source=member(PlanSource, message.source, 'source'))
 
 
 def verdict_to_msg(verdict: Verdict) -> VerdictMsg:
@@ -116,11 +111,16 @@ def verdict_to_msg(verdict: Verdict) -> VerdictMsg:
 
 
 def verdict_from_msg(message: VerdictMsg) -> Verdict:
-    """Message → Verdict."""
+    """Message → Verdict. Raises BadRequestError for an unknown decision."""
     return Verdict(
-        decision=Decision(message.decision),
+        decision=member(Decision, message.decision, 'decision'),
         findings=tuple(
-            Finding(rule_id=f.rule_id, decision=Decision(f.decision), message=f.message, step_index=f.step_index)
+            Finding(
+                rule_id=f.rule_id,
+                decision=member(Decision, f.decision, 'decision'),
+                message=f.message,
+                step_index=f.step_index,
+            )
             for f in message.findings
         ),
         plan_id=message.plan_id,

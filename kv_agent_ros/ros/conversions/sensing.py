@@ -47,11 +47,12 @@ def scan_to_msg(scan: LidarScan, stamp_s: float, frame_id: str) -> LaserScan:
 
 def scan_from_msg(message: LaserScan) -> LidarScan:
     """LaserScan → LidarScan."""
+    ranges_m = np.asarray(message.ranges, np.float32)
     return LidarScan(
         angle_min_rad=message.angle_min,
         angle_increment_rad=message.angle_increment,
         range_max_m=message.range_max,
-        ranges_m=np.asarray(message.ranges, np.float32),
+        ranges_m=np.where(np.isposinf(ranges_m), np.float32(message.range_max), ranges_m),
     )
 
 

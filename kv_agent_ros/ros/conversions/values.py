@@ -1,29 +1,43 @@
 """Small values that many messages share: times, poses, arguments, outcomes."""
 
 from collections.abc import Iterable, Mapping
+from enum import Enum
 import math
+from typing import TypeVar
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point, Point32, Polygon, Quaternion, Twist
 from geometry_msgs.msg import Pose as PoseMsg
 
-from kv_agent_ros.errors import Outcome, Status
+from kv_agent_ros.errors import BadRequestError, Outcome, Status
 from kv_agent_ros.msg import Argument as ArgumentMsg
 from kv_agent_ros.msg import Result
 from kv_agent_ros.robot.base import Argument, Pose, Velocity
 
+EnumT = TypeVar('EnumT', bound=Enum)
+LAST_S = 2**31 - 1
+
+
+def member(enum_type: type[EnumT], value: str | int, field: str) -> EnumT:
+    """The member of that value. Raises BadRequestError naming the field and what it may be."""
+    for known in enum_type:
+        if known.value == value:
+            return known
+    raise BadRequestError(f'{field}: expected {", ".join(str(known.value) for known in enum_type)}, got {value!r}')
+
 
 def time_to_msg(stamp_s: float) -> Time:
-    """Seconds → Time; what is not a finite time ≥ 0 becomes 0."""
+    """Seconds → Time; what is not a finite time ≥ 0 becomes 0, what the message cannot hold its last second."""
     if not math.isfinite(stamp_s) or stamp_s < 0:
         return Time()
-    nanoseconds = round(stamp_s * 1e9)
-    return Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
+    whole_s = min(int(stamp_s), LAST_S)
+    carry, nanosec = divmod(round((stamp_s - int(stamp_s)) * 1e9), 10**9)  # in two parts: no digit is lost
+    return Time(sec=min(whole_s + carry, LAST_S), nanosec=nanosec)
 
 
 def time_from_msg(stamp: Time) -> float:
     """Time → seconds."""
-    return float(stamp.sec) + stamp.nanosec * 1e-9
+    return (stamp.sec * 10**9 + stamp.nanosec) / 10**9  # the nearest float, so that a time survives the way
 
 
 def pose_to_msg(pose: Pose) -> PoseMsg:

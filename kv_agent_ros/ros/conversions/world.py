@@ -2,6 +2,7 @@
 
 from std_msgs.msg import Header
 
+from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.msg import (
     Detection,
 )
@@ -194,7 +195,9 @@ def location_to_msg(place: Location) -> LocationMsg:
 
 
 def location_from_msg(message: LocationMsg) -> Location:
-    """Message → Location."""
+    """Message → Location. Raises BadRequestError for an unknown kind."""
+    if message.kind >= len(KINDS):
+        raise BadRequestError(f'{message.name}: kind: expected 0 to {len(KINDS) - 1}, got {message.kind}')
     return Location(
         name=message.name,
         category=message.category,
