@@ -3,7 +3,7 @@ set(KV_AGENT_ROS_SHEBANG "${Python3_EXECUTABLE}" CACHE STRING "Interpreter line 
 
 function(kv_executable name module)
   set(_file "${CMAKE_CURRENT_BINARY_DIR}/executables/${name}")
-  file(WRITE "${_file}" "#!${KV_AGENT_ROS_SHEBANG}\nimport sys\n\nfrom kv_agent_ros.start import start\n\nsys.exit(start('${module}'))\n")
+  file(WRITE "${_file}" "#!${KV_AGENT_ROS_SHEBANG}\nfrom kv_agent_ros.start import start\n\nstart('${module}')\n")
   # `colcon build --symlink-install` links to this very file, so that it must be executable itself.
   file(CHMOD "${_file}" PERMISSIONS
     OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
