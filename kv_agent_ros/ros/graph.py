@@ -128,6 +128,11 @@ class ProcessGraph:
         process.send_signal(number)
         return process.wait(2 * GRACE_S)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The processes, in the order of their start."""
+        return tuple(self._processes)
+
     def pid(self, label: str) -> int:
         """The process id."""
         return self._running[label].pid

@@ -51,7 +51,7 @@ def _location(number: int, place: Location) -> list[Marker]:
 
 def _thing(number: int, thing: ObjectState) -> list[Marker]:
     fill = thing.properties.get('fill_level')
-    label = thing.object_id if fill is None else f'{thing.object_id} {float(fill):.0%}'
+    label = f'{thing.object_id} {fill:.0%}' if isinstance(fill, float) else thing.object_id
     cup = _solid('objects', number, Marker.CYLINDER, thing.pose, OBJECT, size=(0.12, 0.12, 0.15), height=0.6)
     return [cup, _text('object_names', number, (thing.pose.x_m, thing.pose.y_m), label, height=0.9)]
 
