@@ -31,6 +31,7 @@ class DriverRobot:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._latest: list[tuple[float, RobotState]] = []
+        self._is_stop_confirmed = True
         self._perform = endpoints.action_caller(PerformSkill, 'driver/perform_skill')
         self._stop = endpoints.service_caller(Trigger, 'driver/stop')
         self._cmd_vel = endpoints.publisher(TwistStamped, 'cmd_vel', COMMAND)
@@ -47,6 +48,8 @@ class DriverRobot:
             return self._latest[0][1]
 
     def execute(self, step: Step, deadline: Deadline) -> StepResult:
+        if not self._is_stop_confirmed:  # it may come late and halt this step, and who does not stop must not go
+            self.stop()
         goal = PerformSkill.Goal(step=step_to_msg(step), timeout_s=max(deadline.remaining_s, 0.001))
         result = self._perform.call(goal, deadline, lambda _: None, self._silence)
         status = status_from_msg(result.result)
@@ -59,8 +62,12 @@ class DriverRobot:
         self._cmd_vel.publish(message)
 
     def stop(self) -> None:
+        self._is_stop_confirmed = False
         self.drive(Velocity())
-        self._stop.call(Trigger.Request(), self._timeout_s)
+        answer = self._stop.call(Trigger.Request(), self._timeout_s)
+        if not answer.success:
+            raise UnreachableError(f'{self._stop.name}: expected the robot to stop, got: {answer.message}')
+        self._is_stop_confirmed = True
 
     def _silence(self) -> str:
         """Why the driver counts as silent, '' when it does not."""
