@@ -6,11 +6,12 @@ part although the later one should only be longer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 import json
 
-from kv_agent_ros.agent.intent import Intent
+from kv_agent_ros.agent.intent import ORIGIN, Intent
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.plan_schema import is_speakable
 from kv_agent_ros.agent.rule_planner import draft_plan
@@ -138,7 +139,13 @@ def _task_lines(instruction: str, goal: Sequence[Intent]) -> list[str]:
 
 
 def _goal_text(goal: Sequence[Intent]) -> str:
-    return '; '.join(str(intent) for intent in goal)
+    """The intents in order; those under one condition are joined by commas behind it."""
+    parts = []
+    for guards, group in groupby(goal, key=lambda intent: intent.guards):
+        wishes = ', '.join(str(replace(intent, guards=())).replace(f'at {ORIGIN}', 'back') for intent in group)
+        condition = ' and '.join(str(guard) for guard in guards)
+        parts.append(f'{condition}: {wishes}' if condition else wishes.replace(', ', '; '))
+    return '; '.join(parts)
 
 
 def _quoted(text: str) -> str:

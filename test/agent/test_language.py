@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
@@ -112,6 +112,7 @@ GUARDED = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(FREE, GUARDED), min_size=1, max_size=6))
 def test_every_intent_can_be_said_and_is_read_back(intents: list[Intent]) -> None:
     reading = read_instruction('; '.join(map(say, intents)), WORLD)
@@ -119,6 +120,7 @@ def test_every_intent_can_be_said_and_is_read_back(intents: list[Intent]) -> Non
     assert reading.intents == with_put_back(intents)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_read_without_an_error(text: str) -> None:
     read_instruction(text, WORLD)

@@ -3,7 +3,7 @@
 import itertools
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
@@ -71,6 +71,7 @@ def test_a_damaged_tail_costs_a_warning_and_the_session_goes_on(
     assert FileSessions(tmp_path).resume('robot1').messages == (ASK, ANSWER, ASK)
 
 
+@settings(deadline=None)
 @given(cut=st.integers(min_value=0, max_value=2000))
 def test_a_file_cut_anywhere_gives_a_prefix_of_the_conversation(
     tmp_path_factory: pytest.TempPathFactory, cut: int

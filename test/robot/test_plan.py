@@ -1,6 +1,6 @@
 """The plan language: JSON and plan say the same, and what is not plan language is refused."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
@@ -46,6 +46,7 @@ def branches(depth: int) -> st.SearchStrategy[Json]:
     return st.fixed_dictionaries({'if': CONDITIONS, 'then': inner}, optional={'else': inner})
 
 
+@settings(deadline=None)
 @given(arms(1).map(lambda nodes: {'plan': nodes}))
 def test_a_plan_survives_the_way_to_json_and_back(document: Json) -> None:
     plan = plan_from_json(document, PlanSource.MODEL)
@@ -53,6 +54,7 @@ def test_a_plan_survives_the_way_to_json_and_back(document: Json) -> None:
     assert plan_to_json(plan) == document
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | NUMBERS | NAMES, lambda inner: st.lists(inner) | st.dictionaries(NAMES, inner)
