@@ -261,7 +261,7 @@ def _pour(clause: _Clause) -> Intents:
         location = clause.world.map.location(place)
         if location is None or location.kind is not LocationKind.SINK:
             raise Unclear(f'pour: only into a sink, not into {place}')
-    return [Intent(verb=Verb.POUR, subject=clause.subject(), place=place, amount=amount)]
+    return [Intent(verb=Verb.POUR, subject=clause.subject(), place=place, amount=round(amount, 4))]
 
 
 def _door(verb: Verb) -> Callable[[_Clause], Intents]:

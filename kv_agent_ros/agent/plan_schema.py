@@ -42,9 +42,15 @@ def plan_schema(skills: Sequence[Skill], goal: Sequence[Intent], world: WorldSta
         useful.add('open')
     steps = [_step_schema(skill, goal, world) for skill in skills if skill.name in useful]
     steps = [step for step in steps if step]
-    arm: Json = {'type': 'array', 'minItems': 1, 'maxItems': MAX_ARM_ITEMS, 'items': {'anyOf': steps}}
+    has_else = any(not guard.arm for guard in guards)
+    arm: Json = {
+        'type': 'array',
+        'minItems': 0 if has_else else 1,
+        'maxItems': MAX_ARM_ITEMS,
+        'items': {'anyOf': steps},
+    }
     branch: dict[str, Json] = {'if': _condition_schema(goal), 'then': arm}
-    if any(not guard.arm for guard in guards):
+    if has_else:
         branch['else'] = arm
     items = [*steps, _object(branch, required=['if', 'then'])] if guards else steps
     plan: Json = {'type': 'array', 'minItems': 1, 'maxItems': MAX_ITEMS, 'items': {'anyOf': items}}

@@ -215,7 +215,7 @@ class _PlanMaker:
         self._take(intent.subject)
         sink = intent.place or self._sink()
         self._go(sink)
-        self._do('pour', target=sink, fraction=round(intent.amount, 4))
+        self._do('pour', target=sink, fraction=intent.amount)
 
     def turn_door(self, intent: Intent) -> None:
         door = next((door for door in self._world.map.doors if door.name == intent.subject), None)

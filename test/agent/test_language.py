@@ -19,7 +19,7 @@ READINGS = {
         f'go at kitchen|check cup|pour cup 0.5 {IF_FULL}|{BACK} {IF_FULL}|dock'
     ),
     '去厨房看看杯子满不满，满了就倒掉三分之一，然后回去充电': (
-        f'go at kitchen|check cup|pour cup 0.333333 {IF_FULL}|{BACK} {IF_FULL}|dock'
+        f'go at kitchen|check cup|pour cup 0.3333 {IF_FULL}|{BACK} {IF_FULL}|dock'
     ),
     'go to the kitchen and empty the cup': 'go at kitchen|pour cup 1|put cup at @origin',
     '检查厨房的水杯，要是满的，倒掉百分之三十，放回原处，最后回充电桩': (
