@@ -87,8 +87,8 @@ class SimulatorConfig:
     publish_clock: bool = setting(False, 'publish /clock from simulated time')
     slip_rate: float = setting(0.0, 'probability that a pick or place slips', '1', 0.0, 1.0)
     missed_detection_rate: float = setting(0.0, 'probability that an object in view is missed', '1', 0.0, 1.0)
-    fill_levels: tuple[str, ...] = setting(('',), 'object=level pairs set at start, e.g. cup1=0.3')
-    removed: tuple[str, ...] = setting(('',), 'objects taken out of the world at start')
+    fill_levels: tuple[str, ...] = setting((), 'object=level pairs set at start, e.g. cup1=0.3')
+    removed: tuple[str, ...] = setting((), 'objects taken out of the world at start')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,6 @@ class PlannerConfig:
     draft_timeout_s: float = setting(
         60.0, 'the model must draft a plan within; else the rule planner does', 's', 0.1, 600.0
     )
-    context_tokens: int = setting(6000, 'prompt budget of a session', 'tokens', 512, 1 << 20)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,8 @@ from kv_agent_ros.srv import (
 )
 
 CALL_S = 10.0
+POLL_S = 0.2
+SETTLE_S = 1.0  # a server that was just discovered may not know us yet, and its answer would be lost
 
 
 class DemoClient:
@@ -119,14 +121,16 @@ def demo_client(robot: str) -> Iterator[DemoClient]:
 def wait_until_ready(client: DemoClient, dead: Callable[[], list[str]], timeout_s: float) -> Iterator[str]:
     """Yields what is waited for until everything is there. Raises UnreachableError when a node died or time is up."""
     ends_at = time.monotonic() + timeout_s
+    settled_s = 0.0
     while True:
         if dead():
             raise UnreachableError(f'{dead()[0]} ended while starting')
         missing = client.missing()
-        if not missing and client.is_observed():
+        settled_s = settled_s + POLL_S if not missing and client.is_observed() else 0.0
+        if settled_s >= SETTLE_S:
             return
         waiting = missing[0] if missing else 'the first observation'
         if time.monotonic() > ends_at:
             raise UnreachableError(f'expected the graph to be up within {timeout_s:.0f} s, still waiting for {waiting}')
         yield waiting
-        time.sleep(0.2)
+        time.sleep(POLL_S)

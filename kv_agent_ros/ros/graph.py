@@ -189,5 +189,5 @@ def _command(process: NodeProcess, folder: Path) -> list[str]:
 
 
 def _section(values: Mapping[str, Setting]) -> dict[str, dict[str, object]]:
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    plain = {name: (list(value) or ['']) if isinstance(value, tuple) else value for name, value in values.items()}
     return {'ros__parameters': plain}

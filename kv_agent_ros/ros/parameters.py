@@ -46,7 +46,7 @@ def _descriptor(default: Setting, meaning: Meaning) -> ParameterDescriptor:
 
 
 def _to_ros(value: Setting) -> str | int | float | bool | list[str]:
-    return list(value) if isinstance(value, tuple) else value
+    return (list(value) or ['']) if isinstance(value, tuple) else value  # ROS has no type for an empty list
 
 
 def _from_ros(value: str | int | float | bool | list[str]) -> Setting:
