@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import traceback
 from typing import Any, TypeVar
 
-from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
@@ -21,6 +21,7 @@ from std_srvs.srv import Trigger
 
 from kv_agent_ros.errors import KvAgentError, Outcome, Status
 from kv_agent_ros.msg import Metric, Result
+from kv_agent_ros.ros.action_client import OrderedActionClient
 from kv_agent_ros.ros.calls import ActionCaller, ServiceCaller
 from kv_agent_ros.srv import GetStats
 
@@ -142,7 +143,7 @@ class Endpoints:
 
     def action_caller(self, action_type: Any, name: str) -> ActionCaller:
         """An action client that can be called from any callback; its goal is cancelled with the deadline."""
-        client = ActionClient(self.node, action_type, name, callback_group=self._group)
+        client = OrderedActionClient(self.node, action_type, name, self._group)
         self._stack.callback(client.destroy)
         return ActionCaller(client, action_type)
 
