@@ -26,11 +26,12 @@ class Journal:
         self.moments: list[Moment] = []
         self.turns: list[Turn] = []
         self._on_progress = on_progress
+        self._num_begun = 0
 
     @property
     def has_acted(self) -> bool:
-        """Whether any step reached the robot or may have."""
-        return any(record.status is not StepStatus.SKIPPED for record in self.steps)
+        """Whether any step reached the robot or may have: also one whose end nobody has told."""
+        return self._num_begun > 0
 
     @property
     def done(self) -> str:
@@ -63,6 +64,7 @@ class Journal:
 
     def begin_step(self, index: int) -> None:
         """Report that a step of the latest plan begins."""
+        self._num_begun += 1
         plan = self.plans[-1]
         self._step(index, StepStatus.RUNNING, str(plan.steps[index]))
 

@@ -5,7 +5,7 @@ memory offers (quoted as data), the state and the task. `divergence` is the lint
 part although the later one should only be longer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -41,10 +41,35 @@ _RULES = """Rules:
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A task, its goal and its plan, as they stand in a prompt."""
+
+    instruction: str
+    goal: tuple[Intent, ...]
+    plan_text: str
+
+
+@lru_cache(maxsize=8)
+def examples(home: WorldMap) -> tuple[Example, ...]:
+    """Worked examples with names of this home, planned by the rule planner, so that they are right here."""
+    nowhere = WorldState(map=home, robots=(RobotState(robot_id='', stamp_s=0.0),), doors=home.doors)
+    shown = []
+    for instruction in _example_tasks(home):
+        reading = read_instruction(instruction, nowhere)
+        plan = draft_plan(reading, nowhere, '').plan
+        if plan is not None:
+            shown.append(Example(instruction=instruction, goal=reading.intents, plan_text=plan_text(plan)))
+    return tuple(shown)
+
+
 def head(skills: Sequence[Skill], home: WorldMap) -> Message:
     """The system message."""
     lines = ''.join(_skill_line(skill) for skill in skills)
-    shown = '\n'.join(line for example in examples(home) for line in example.lines)
+    shown = '\n'.join(
+        '\n'.join([*_task_lines(_quoted(example.instruction), example.goal), example.plan_text])
+        for example in examples(home)
+    )
     text = f'{_ROLE}Skills:\n{lines}{_RULES}Home:\n{describe_map(home)}Examples:\n{shown}'
     return Message(role=Role.SYSTEM, content=text.rstrip('\n'))
 
@@ -58,8 +83,7 @@ def plan_turn(
     robot_id: str,
 ) -> Message:
     """The user message that asks for a plan: what worked before, how things stand, and last the task itself."""
-    remembered = remembered_example(recollections, skills, world)
-    lines = [f'robot: {robot_id}', *(remembered or built_in_example(goal, world.map))]
+    lines = [f'robot: {robot_id}', *shown_example(goal, recollections, skills, world)]
     lines += [describe_state(world, robot_id).rstrip('\n'), *_task_lines(_quoted(instruction), goal)]
     return Message(role=Role.USER, content='\n'.join(lines))
 
@@ -88,8 +112,26 @@ def plan_text(plan: Plan) -> str:
     return json.dumps(plan_to_json(plan), separators=(',', ':'), ensure_ascii=False)
 
 
-def remembered_example(recollections: Sequence[Recollection], skills: Sequence[Skill], world: WorldState) -> list[str]:
-    """The best remembered plan that succeeded, is close enough and says only what can be said here; else nothing."""
+def shown_example(
+    goal: Sequence[Intent],
+    recollections: Sequence[Recollection],
+    skills: Sequence[Skill],
+    world: WorldState,
+) -> list[str]:
+    """Of what is remembered and what is built in, the plan whose goal is most like this one; memory first if equal.
+
+    Remembered plans must have succeeded, be close enough, and say only what can be said here.
+    """
+    remembered = [(example, 'memory') for example in _remembered(recollections, skills, world)]
+    offers = remembered + [(example, 'example') for example in examples(world.map)]
+    wanted = _shape(goal)
+    if not offers:
+        return []
+    best, kind = min(offers, key=lambda offer: len(wanted ^ _shape(offer[0].goal)))
+    return [f'{kind}: {_quoted(best.instruction)}', f'goal: {_goal_text(best.goal)}', best.plan_text]
+
+
+def _remembered(recollections: Sequence[Recollection], skills: Sequence[Skill], world: WorldState) -> Iterator[Example]:
     for recollection in sorted(recollections, key=lambda each: -each.similarity):
         record = recollection.record
         if recollection.similarity < MIN_SIMILARITY or not record.is_success or not record.payload:
@@ -101,19 +143,13 @@ def remembered_example(recollections: Sequence[Recollection], skills: Sequence[S
             continue
         if is_speakable(plan, skills, world):
             goal = read_instruction(record.text, world).intents
-            return [f'memory: {_quoted(record.text)}', f'goal: {_goal_text(goal)}', plan_text(plan)]
-    return []
+            yield Example(instruction=record.text, goal=goal, plan_text=plan_text(plan))
 
 
-def built_in_example(goal: Sequence[Intent], home: WorldMap) -> list[str]:
-    """The worked example whose goal is most like this one, when nothing better is remembered."""
-    wanted = _shape(goal)
-    alike = [(len(wanted ^ _shape(example.goal)), index) for index, example in enumerate(examples(home))]
-    return examples(home)[min(alike)[1]].lines if alike else []
-
-
-def _shape(goal: Sequence[Intent]) -> frozenset[tuple[str, bool]]:
-    return frozenset((intent.verb.value, bool(intent.guards)) for intent in goal)
+def _shape(goal: Sequence[Intent]) -> frozenset[str]:
+    """What two goals must share to be alike: kinds of wishes first of all, then names and amounts."""
+    kinds = {f'{intent.verb.value} {bool(intent.guards)} {copy}' for intent in goal for copy in range(4)}
+    return frozenset({*kinds, *(str(intent) for intent in goal)})
 
 
 def divergence(earlier: Sequence[Message], later: Sequence[Message]) -> str:
@@ -163,28 +199,6 @@ def _argument(parameter: Parameter) -> str:
         unit = f' {parameter.unit}' if parameter.unit else ''
         return f'{parameter.name} {parameter.minimum:g}..{parameter.maximum:g}{unit}'
     return f'{parameter.name} {parameter.kind.value}'
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
-    """A worked example; `lines` as they stand in the prompt."""
-
-    goal: tuple[Intent, ...]
-    lines: list[str]
-
-
-@lru_cache(maxsize=8)
-def examples(home: WorldMap) -> tuple[Example, ...]:
-    """Worked examples with names of this home, planned by the rule planner, so that they are right here."""
-    nowhere = WorldState(map=home, robots=(RobotState(robot_id='', stamp_s=0.0),), doors=home.doors)
-    shown = []
-    for instruction in _example_tasks(home):
-        reading = read_instruction(instruction, nowhere)
-        plan = draft_plan(reading, nowhere, '').plan
-        if plan is not None:
-            lines = [*_task_lines(_quoted(instruction), reading.intents), plan_text(plan)]
-            shown.append(Example(goal=reading.intents, lines=lines))
-    return tuple(shown)
 
 
 def _example_tasks(home: WorldMap) -> list[str]:

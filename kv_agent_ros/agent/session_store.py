@@ -22,7 +22,7 @@ from kv_agent_ros.kvcache.block import SessionKey
 from kv_agent_ros.robot.plan import Json
 
 VERSION = 1
-CONTEXT_TOKENS = 3000
+CONTEXT_TOKENS = 4000
 
 _log = logging.getLogger(__name__)
 
