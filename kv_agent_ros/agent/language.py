@@ -8,7 +8,8 @@ Docking is never conditional.
 
 from dataclasses import dataclass, field, replace
 
-from kv_agent_ros.agent.frame import Frame, Refs, intents_of
+from kv_agent_ros.agent.clauses import intents_of
+from kv_agent_ros.agent.frame import Frame, Refs
 from kv_agent_ros.agent.intent import Guard, Intent, Reading, Verb, empty, full, with_put_back
 from kv_agent_ros.agent.lexicon import Lexicon, Token
 from kv_agent_ros.agent.words import Kind

@@ -6,7 +6,7 @@ import math
 
 from kv_agent_ros.agent.goal import served
 from kv_agent_ros.agent.intent import FILL_LEVEL, ORIGIN, Guard, Intent, Verb
-from kv_agent_ros.agent.ledger import acts_of
+from kv_agent_ros.agent.ledger import acts_of, named
 from kv_agent_ros.robot.base import Step
 from kv_agent_ros.world.conditions import Truth, evaluate
 from kv_agent_ros.world.effects import FILL_TOLERANCE, check_effect
@@ -53,14 +53,18 @@ def due_intents(
     intents: Sequence[Intent], moments: Sequence[Moment], world: WorldState
 ) -> tuple[list[Intent], list[str]]:
     """The intents whose guards hold by what was observed, and the conditions that nobody measured."""
-    due: list[Intent] = []
-    unknown: list[str] = []
-    for intent in intents:
-        truths = [(guard, _observed(guard, moments, world)) for guard in intent.guards]
-        unknown += [f'{guard.condition} was never measured' for guard, truth in truths if truth is Truth.UNKNOWN]
-        if all((truth is Truth.TRUE) == guard.arm and truth is not Truth.UNKNOWN for guard, truth in truths):
-            due.append(intent)
-    return due, unknown
+    due = [intent for intent in intents if decided(intent, moments, world) is Truth.TRUE]
+    guards = dict.fromkeys(guard for intent in intents for guard in intent.guards)
+    unknown = [guard for guard in guards if _observed(guard, moments, world) is Truth.UNKNOWN]
+    return due, [f'{guard.condition} was never measured' for guard in unknown]
+
+
+def decided(intent: Intent, moments: Sequence[Moment], world: WorldState) -> Truth:
+    """Whether the intent's guards hold, by what was observed when they mattered."""
+    truths = {_observed(guard, moments, world) for guard in intent.guards}
+    if Truth.UNKNOWN in truths:
+        return Truth.UNKNOWN
+    return Truth.FALSE if Truth.FALSE in truths else Truth.TRUE
 
 
 def _held(world: WorldState, robot_id: str) -> str:
@@ -69,10 +73,14 @@ def _held(world: WorldState, robot_id: str) -> str:
 
 
 def _observed(guard: Guard, moments: Sequence[Moment], world: WorldState) -> Truth:
-    """The condition as it was known when the first lasting act began; at the end when there was none."""
-    lasting = next((m for m in moments if m.step.skill in ('pick', 'pour', 'open', 'close')), None)
-    seen = lasting.before if lasting is not None else world
-    return evaluate(guard.condition, seen, seen.stamp_s, math.inf).truth
+    """The guard as things were known before its object was taken; as they are known now when it never was."""
+    target = named(guard.condition.target, world)
+    taken = _first('pick', target, moments, world)
+    seen = taken.before if taken is not None else world
+    truth = evaluate(guard.condition, seen, seen.stamp_s, math.inf).truth
+    if truth is Truth.UNKNOWN:
+        return truth
+    return Truth.TRUE if (truth is Truth.TRUE) is guard.arm else Truth.FALSE
 
 
 def _end_faults(due: Sequence[Intent], moments: Sequence[Moment], world: WorldState, robot_id: str) -> Iterator[str]:
@@ -95,7 +103,7 @@ def _end_faults(due: Sequence[Intent], moments: Sequence[Moment], world: WorldSt
 
 
 def _level_fault(subject: str, pours: Sequence[Intent], moments: Sequence[Moment], world: WorldState) -> Iterator[str]:
-    first = next((m for m in moments if m.step.skill == 'pour'), None)
+    first = _first('pour', subject, moments, world)
     if first is None:
         return
     before, after = resolve_object(first.before, subject), resolve_object(world, subject)
@@ -116,10 +124,19 @@ def _place_fault(subject: str, intent: Intent, moments: Sequence[Moment], world:
     if not isinstance(thing, ObjectState):
         yield f'the {subject} is not known any more'
         return
-    first = next((m for m in moments if m.step.skill == 'pick'), None)
+    first = _first('pick', subject, moments, world)
     origin = resolve_object(first.before, subject) if first is not None else thing
     place = intent.place
     if place == ORIGIN:
         place = origin.room if isinstance(origin, ObjectState) else thing.room
     if place not in (thing.location, thing.room):
         yield f'the {subject} is at {thing.location or thing.room or "a place unknown"}, expected {place}'
+
+
+def _first(skill: str, subject: str, moments: Sequence[Moment], world: WorldState) -> Moment | None:
+    """The first time that this was done to that object."""
+    acts = acts_of([moment.step for moment in moments], world, '')
+    about = named(subject, world)
+    return next(
+        (m for m, act in zip(moments, acts, strict=True) if m.step.skill == skill and act.subject == about), None
+    )

@@ -1,15 +1,18 @@
 """What is left of a task after part of it was done: the instruction for the next plan, so that nothing is done twice.
 
-Only lasting acts count as done: going, looking and finding may be repeated, pouring may not.
+Conditions that were decided stay decided. Only lasting acts count as done: going, looking and finding may be repeated,
+pouring may not.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kv_agent_ros.agent.goal import served
 from kv_agent_ros.agent.intent import FULL_FROM, HANDLING, ORIGIN, Guard, Intent, Verb
 from kv_agent_ros.agent.language import read_instruction
-from kv_agent_ros.agent.ledger import acts_of
-from kv_agent_ros.agent.proof import Moment, due_intents
+from kv_agent_ros.agent.ledger import acts_of, named
+from kv_agent_ros.agent.proof import Moment, decided
+from kv_agent_ros.world.conditions import Truth
 from kv_agent_ros.world.state import WorldState
 
 
@@ -17,12 +20,20 @@ def rest_of(instruction: str, moments: Sequence[Moment], world: WorldState, robo
     """The instruction while nothing lasting was done; else what is left of it, as an English sentence."""
     if not any(moment.step.skill in ('pick', 'place', 'pour', 'open', 'close') for moment in moments):
         return instruction
-    due, _ = due_intents(read_instruction(instruction, world).intents, moments, world)
+    intents = read_instruction(instruction, world).intents
+    truths = [decided(intent, moments, world) for intent in intents]
+    due = [index for index, truth in enumerate(truths) if truth is Truth.TRUE]
     acts = acts_of([moment.step for moment in moments], world, '')
-    left = list(due[len(served(due, acts, world)) :])
+    num_served = len(served([intents[index] for index in due], acts, world))
+    first_left = due[num_served - 1] + 1 if num_served else 0
+    left = [
+        replace(intent, guards=()) if truth is Truth.TRUE else intent
+        for intent, truth in list(zip(intents, truths, strict=True))[first_left:]
+        if truth is not Truth.FALSE
+    ]
     robot = world.robot(robot_id)
     held = robot.holding if robot is not None else ''
-    if held and not any(intent.subject == held and intent.verb in HANDLING for intent in left):
+    if held and not any(named(intent.subject, world) == held and intent.verb in HANDLING for intent in left):
         left.insert(0, Intent(verb=Verb.PUT, subject=held, place=ORIGIN))
     return '; '.join(say(intent) for intent in left) or instruction
 

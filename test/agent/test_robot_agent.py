@@ -251,3 +251,24 @@ class BrokenMemory(ListMemory):
 
     def recall(self, text: str, robot_id: str, kind: MemoryKind, limit: int) -> tuple[Recollection, ...]:
         raise StoreError('disk gone')
+
+
+def test_after_a_failed_placing_the_rest_is_planned_and_the_task_succeeds(make_home: MakeHome) -> None:
+    blocked = [StepResult(outcome=Outcome.PRECONDITION_FAILURE, message='no room on the counter')]
+    home = make_home(example_cup('cup_1', 1.0, 0.0), results={'place': blocked})
+    result = run(home, '去厨房把杯子倒掉一半，然后回充电桩')
+    assert result.outcome is Outcome.SUCCESS, result.message
+    assert [len(plan.steps) for plan in result.plans] == [9, 3]
+    assert home.executed().count('pour') == 1
+    assert home.thing('cup_1').location == 'kitchen_counter' and home.state().is_docked
+
+
+def test_a_condition_on_one_thing_is_decided_after_another_was_moved(make_home: MakeHome) -> None:
+    bowl = replace(example_cup('bowl_1', 0.0, 0.0), category='bowl', properties={})
+    home = make_home(example_cup('cup_1', 1.0, 0.0), bowl)
+    result = run(
+        home, 'bring the bowl from the kitchen to the table; go to the kitchen, if the cup is full pour out half'
+    )
+    assert result.outcome is Outcome.SUCCESS, result.message
+    assert home.thing('bowl_1').location == 'table'
+    assert home.thing('cup_1').properties['fill_level'] == pytest.approx(0.5)
