@@ -58,6 +58,7 @@ def open_cache(config: KVCacheConfig) -> CacheCore:
         backing=open_disk_tiers(expand(config.state_dir) / 'kv', config.ssd_bytes),
         tenant=config.tenant,
         lease_timeout_s=config.lease_timeout_s,
+        max_pin_s=config.max_pin_s,
         listener=events.append,
     )
     return CacheCore(manager=manager, events=events)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 import hashlib
+import math
 import struct
 
 import numpy as np
@@ -63,7 +64,7 @@ class KVNamespace:
     @property
     def block_bytes(self) -> int:
         """Size of one block in bytes."""
-        return int(np.prod(self.block_shape)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.block_shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,6 +53,7 @@ class KVCacheManager:
         backing: Sequence[BackingTier] = (),
         tenant: str = '',
         lease_timeout_s: float = 60.0,
+        max_pin_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         make_id: Callable[[], str] = lambda: secrets.token_hex(16),
         listener: EventListener = ignore_event,
@@ -62,6 +63,7 @@ class KVCacheManager:
         self._pins = PinBoard(dram)
         self._backing = tuple(backing)
         self._tenant = tenant
+        self._max_pin_s = max_pin_s
         self._clock = clock
         self._events = EventLog(listener)
         self._leases = LeaseBook(timeout_s=lease_timeout_s, make_id=make_id)
@@ -135,11 +137,13 @@ class KVCacheManager:
             return self._end_lease(lease)
 
     def pin(self, session: SessionKey, duration_s: float) -> int:
-        """See PrefixCache. Pins the prefix that the session used last; all pins hold half of DRAM at most."""
+        """See PrefixCache. Pins the prefix used last, for `max_pin_s` at most; all pins hold half of DRAM at most."""
         if not 0 < duration_s < math.inf:
             raise BadRequestError(f'duration_s: expected seconds > 0, got {duration_s!r}')
         with self._owned():
-            return self._pins.pin(session, self._sessions.prefix(session), self._clock() + duration_s)
+            return self._pins.pin(
+                session, self._sessions.prefix(session), self._clock() + min(duration_s, self._max_pin_s)
+            )
 
     def end_session(self, session: SessionKey) -> int:
         """See PrefixCache."""

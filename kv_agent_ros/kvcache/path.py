@@ -43,6 +43,8 @@ def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> To
         block_bytes = namespace.block_bytes
     except TypeError as error:
         raise BadRequestError(f'namespace.dtype: expected a numpy name, got {namespace.dtype!r}') from error
+    if block_bytes <= 0:
+        raise BadRequestError(f'namespace.dtype: expected elements of one byte or more, got {namespace.dtype!r}')
     array = np.asarray(tokens)
     is_integral = array.ndim == 1 and (array.dtype.kind in 'iu' or array.size == 0)
     if not is_integral or (array.size and not 0 <= array.min() <= array.max() < 2**31):

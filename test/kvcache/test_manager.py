@@ -1,6 +1,7 @@
 """The manager as engines see it."""
 
 from collections.abc import Callable
+import contextlib
 from dataclasses import replace
 import threading
 
@@ -193,6 +194,29 @@ def test_pin_of_an_unknown_session_pins_nothing_and_nonsense_is_refused(cache: C
     for duration_s in (0.0, -1.0, float('nan'), float('inf')):
         with pytest.raises(BadRequestError, match='duration_s'):
             cache.manager.pin(ROBOT_1, duration_s)
+
+
+def test_no_pin_is_longer_than_the_owner_allows(cache: Cache) -> None:
+    cache.write(HEAD)
+    cache.flush()
+    assert cache.manager.pin(ROBOT_1, 1e9) == 4
+    cache.now_s = 600.0
+    cache.drop_dram()
+    assert dram(cache) == 0
+
+
+@pytest.mark.parametrize(
+    'change', [{'dtype': 'S'}, {'dtype': 'no such'}, {'num_layers': 65535, 'num_kv_heads': 65535, 'head_dim': 65535}]
+)
+def test_a_layout_that_no_engine_has_is_refused_or_gets_no_slot_and_leaves_no_lock(
+    cache: Cache, change: dict[str, str]
+) -> None:
+    odd = replace(NAMESPACE, block_tokens=65535, **change)  # type: ignore[arg-type]
+    with contextlib.suppress(BadRequestError):
+        lease = cache.manager.reserve(odd, ROBOT_1, np.zeros(65535, np.int32))
+        assert lease.slots == ()
+        cache.manager.release(lease.lease_id)
+    assert cache.manager.num_locks == 0
 
 
 def test_reserve_gives_fewer_slots_under_pressure_and_none_for_blocks_that_never_fit(
