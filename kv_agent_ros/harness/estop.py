@@ -3,6 +3,7 @@
 A reset allows motion again and starts none. A file that cannot be read latches every robot.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 import json
 from pathlib import Path
@@ -20,7 +21,9 @@ class EstopLatch:
         self._path = path
         self._reasons = dict(reasons)
         self._write = write
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the reasons, never held while writing
+        self._disk = threading.Lock()  # of the file; taken before the other
+        self._num_stops: Counter[str] = Counter()  # of each robot
 
     def is_latched(self, robot_id: str) -> bool:
         """Whether that robot must stand still."""
@@ -36,18 +39,25 @@ class EstopLatch:
         """Stop that robot from now on; in memory only, so that nothing can delay it. Call `save` after."""
         with self._lock:
             self._reasons[robot_id] = reason
+            self._num_stops[robot_id] += 1
 
     def save(self) -> None:
         """Keep the latch over a restart. Raises AuditError."""
-        with self._lock:
-            self._save(self._reasons)
+        with self._disk:
+            with self._lock:
+                reasons = dict(self._reasons)
+            self._save(reasons)
 
     def release(self, robot_id: str) -> None:
-        """Allow motion again, once that is on the disk. Raises AuditError, and stays latched."""
-        with self._lock:
-            left = {name: reason for name, reason in self._reasons.items() if name != robot_id}
+        """Allow motion again, once that is on the disk; a stop that comes meanwhile stays. Raises AuditError."""
+        with self._disk:
+            with self._lock:
+                num_stops = self._num_stops[robot_id]
+                left = {name: reason for name, reason in self._reasons.items() if name != robot_id}
             self._save(left)
-            self._reasons = left
+            with self._lock:
+                if self._num_stops[robot_id] == num_stops:
+                    self._reasons.pop(robot_id, None)
 
     def _save(self, reasons: Mapping[str, str]) -> None:
         try:

@@ -194,6 +194,8 @@ class AgentHarness:
             self._latch.release(robot_id)
         except AuditError as error:
             return Status(outcome=error.outcome, message=f'{AUDIT_FAILED}: still latched: {error}')
+        if self._latch.is_latched(robot_id):
+            return Status(outcome=Outcome.EMERGENCY_STOPPED, message=f'{robot_id} was stopped again meanwhile')
         return Status(message=f'{operator} reset the e-stop of {robot_id}')
 
     def diagnose(self, robot_id: str, task_id: str) -> Diagnosis:
