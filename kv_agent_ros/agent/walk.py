@@ -51,6 +51,14 @@ class PlanWalk:
             return None
         self._index += 1
         self._attempt = 1
+        return self._try(deadline)
+
+    def repeat(self, deadline: Deadline) -> StepRecord:
+        """Try the step of the last record once more: what was not known of its branches is asked again."""
+        self._attempt += 1
+        return self._try(deadline)
+
+    def _try(self, deadline: Deadline) -> StepRecord:
         step = self._plan.steps[self._index]
         for branch, arm in reversed(list(enclosing_arms(self._plan, step))):
             decided = self._decide(branch, deadline)
@@ -58,11 +66,6 @@ class PlanWalk:
                 return self._record(step, StepStatus.FAILED, Outcome.PRECONDITION_FAILURE, decided.reason)
             if (decided.truth is Truth.TRUE) is not arm:
                 return self._record(step, StepStatus.SKIPPED, Outcome.SUCCESS, f'{branch.condition}: {decided.reason}')
-        return self._act(self._index, deadline)
-
-    def repeat(self, deadline: Deadline) -> StepRecord:
-        """Do the step of the last record once more."""
-        self._attempt += 1
         return self._act(self._index, deadline)
 
     def _decide(self, branch: Branch, deadline: Deadline) -> Evaluation:
@@ -124,7 +127,11 @@ class PlanWalk:
             return self._world.snapshot()
 
     def _record(self, step: Step, status: StepStatus, outcome: Outcome, message: str) -> StepRecord:
-        return self._keep(StepRecord(index=self._index, step=step, status=status, outcome=outcome, message=message))
+        return self._keep(
+            StepRecord(
+                index=self._index, step=step, status=status, outcome=outcome, message=message, attempt=self._attempt
+            )
+        )
 
     def _keep(self, record: StepRecord) -> StepRecord:
         self.records.append(record)
