@@ -107,10 +107,11 @@ class RobotAgent:
         return journal.result(status, report, self._audit_head(task.robot_id), self._steady_clock())
 
     def rehearse(self, task: Task, deadline: Deadline, on_progress: ProgressListener = ignore_progress) -> TaskResult:
-        """Plan the task and let the gate judge the plan; nothing moves, nothing is remembered."""
+        """Plan the task and let the gate judge the plan; nothing moves, and only the conversation is kept."""
         journal = Journal(task, on_progress, self._steady_clock())
-        errand = _Errand(journal=journal, session=self._sessions.resume(task.robot_id), deadline=deadline)
         try:
+            errand = _Errand(journal=journal, session=self._sessions.resume(task.robot_id), deadline=deadline)
+            errand.session.begin_task()
             request = replace(self._request(errand, ''), recollections=self._memory.recall(task))
             plan, status = self._plan(errand, request)
             status = status if plan is None else Status(message='the gate allows this plan; nothing was done')
