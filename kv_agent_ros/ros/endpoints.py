@@ -105,10 +105,13 @@ class Endpoints:
         self._stack.callback(self.node.destroy_service, service)
 
     def stats(self, read: Callable[[], list[Metric]]) -> None:
-        """Serve `~/get_stats`, the node's books for the inspector."""
+        """Serve `~/get_stats`, the node's books for the inspector; books that cannot be read are empty."""
 
         def answer(request: GetStats.Request, response: GetStats.Response) -> GetStats.Response:
-            response.metrics = read()
+            try:
+                response.metrics = read()
+            except Exception:  # what escapes into rclpy is raised where the node is spun
+                self.node.get_logger().error(f'get_stats failed:\n{traceback.format_exc()}')
             return response
 
         service = self.node.create_service(GetStats, '~/get_stats', answer, callback_group=self._group)

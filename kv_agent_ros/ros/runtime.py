@@ -19,6 +19,7 @@ from typing import Generic, Protocol, TypeVar
 import rclpy
 from rclpy.executors import MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.logging import get_logger
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
@@ -29,7 +30,8 @@ from kv_agent_ros.ros.parameters import declare_parameters, read_parameters
 
 ConfigT = TypeVar('ConfigT')
 GRACE_S = 3.0
-NUM_THREADS = 48
+SPIN_S = 0.1
+NUM_THREADS = 48  # a node; callbacks wait on each other's services, and threads start only when they are needed
 
 
 class Core(Protocol):
@@ -37,6 +39,14 @@ class Core(Protocol):
 
     def close(self) -> None:
         """Free it; idempotent."""
+        ...
+
+
+class Spinner(Protocol):
+    """An executor, as far as spinning goes."""
+
+    def spin_once(self, timeout_sec: float) -> None:
+        """Wait for callbacks that are due, and run them."""
         ...
 
 
@@ -85,7 +95,10 @@ class ManagedNode(LifecycleNode):
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         super().on_activate(state)
-        return self._guarded('activate', self._serve)
+        activated = self._guarded('activate', self._serve)
+        if activated is not TransitionCallbackReturn.SUCCESS:
+            self._guarded('deactivate', self._served.close)  # no half of a node stays reachable
+        return activated
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         super().on_deactivate(state)
@@ -95,12 +108,13 @@ class ManagedNode(LifecycleNode):
         return self._guarded('cleanup', self._opened.close)
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        return self._guarded('shutdown', self.take_down)
+        self.leave()
+        return TransitionCallbackReturn.SUCCESS
 
-    def take_down(self) -> None:
-        """Destroy endpoints, then close the core; idempotent."""
-        self._served.close()
-        self._opened.close()
+    def leave(self) -> None:
+        """Destroy endpoints, then close the core; idempotent. What fails is logged: other nodes must leave too."""
+        self._guarded('deactivate', self._served.close)
+        self._guarded('cleanup', self._opened.close)
 
     def _open(self) -> None:
         self._config = read_parameters(self, self._spec.config)
@@ -135,11 +149,11 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     stop = StopSignal()
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     nodes = list(make_nodes())
-    executor = MultiThreadedExecutor(num_threads=NUM_THREADS)  # callbacks wait on each other's services
+    executor = MultiThreadedExecutor(num_threads=NUM_THREADS * max(1, len(nodes)))
     for node in nodes:
         executor.add_node(node)
     ended = threading.Event()
-    spinner = threading.Thread(target=_spin, args=(executor, ended), name='spin')
+    spinner = threading.Thread(target=spin_until, args=(executor, ended, get_logger('spin').error), name='spin')
     spinner.start()
     threading.Thread(target=_start, args=(nodes, stop), name='autostart', daemon=True).start()
     stop.wait()
@@ -147,7 +161,7 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     leave_anyway.daemon = True
     leave_anyway.start()
     for node in reversed(nodes):
-        node.take_down()  # still spinning: the last calls of a core are answered
+        node.leave()  # still spinning: the last calls of a core are answered
     ended.set()
     spinner.join()
     executor.shutdown(timeout_sec=1.0)
@@ -187,6 +201,10 @@ def _start(nodes: Sequence[ManagedNode], stop: StopSignal) -> None:
         stop.fail()
 
 
-def _spin(executor: MultiThreadedExecutor, ended: threading.Event) -> None:
+def spin_until(executor: Spinner, ended: threading.Event, tell: Callable[[str], object]) -> None:
+    """Spin until `ended`. rclpy raises here what a callback raised: it is told, and the node goes on serving."""
     while not ended.is_set():
-        executor.spin_once(timeout_sec=0.1)
+        try:
+            executor.spin_once(timeout_sec=SPIN_S)
+        except Exception:
+            tell(traceback.format_exc())

@@ -10,9 +10,10 @@ from rclpy.action.server import ServerGoalHandle
 from kv_agent_ros.action import GenerateStream
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, CanceledError, ModelUnavailableError, Outcome, Status, UnreachableError
+from kv_agent_ros.msg import Metric
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.goals import cancel_with
-from kv_agent_ros.srv import ForgetRecord
+from kv_agent_ros.srv import ForgetRecord, GetStats
 
 CALL_S = 20.0
 
@@ -57,6 +58,15 @@ def test_a_handler_that_returns_nothing_has_succeeded(endpoints: Endpoints) -> N
     endpoints.service(ForgetRecord, 'quiet', lambda request, response: None)
     answer = endpoints.service_caller(ForgetRecord, 'quiet').call(ForgetRecord.Request(), CALL_S)
     assert Outcome(answer.result.error_code) is Outcome.SUCCESS
+
+
+def test_books_that_cannot_be_read_are_an_empty_answer(endpoints: Endpoints) -> None:
+    def read() -> list[Metric]:
+        raise ZeroDivisionError('a bug')
+
+    endpoints.stats(read)
+    answer = endpoints.service_caller(GetStats, 'tested/get_stats').call(GetStats.Request(), CALL_S)
+    assert list(answer.metrics) == []
 
 
 def test_a_cancelled_goal_ends_its_work_and_says_so(endpoints: Endpoints) -> None:

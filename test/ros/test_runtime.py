@@ -1,0 +1,90 @@
+"""A process of nodes: what fails in one callback or one node ends neither the spinning nor the farewell of others."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+import threading
+
+import pytest
+import rclpy
+from rclpy.signals import SignalHandlerOptions
+
+from kv_agent_ros.errors import BadRequestError
+from kv_agent_ros.ros.endpoints import Endpoints
+from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, spin_until
+
+
+class FaultyExecutor:
+    """Raises now and then, as rclpy's executors do with what a callback raised; ends the spinning in the end."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        self.num_calls = 0
+        self._ended = ended
+
+    def spin_once(self, timeout_sec: float) -> None:
+        self.num_calls += 1
+        if self.num_calls == 4:
+            self._ended.set()
+        if self.num_calls % 2:
+            raise ZeroDivisionError('a bug in a callback')
+
+
+def test_an_error_in_a_callback_is_told_and_the_spinning_goes_on() -> None:
+    ended, told = threading.Event(), list[str]()
+    executor = FaultyExecutor(ended)
+    spin_until(executor, ended, told.append)
+    assert executor.num_calls == 4
+    assert ['a bug in a callback' in text for text in told] == [True, True]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoConfig:
+    """A node without settings."""
+
+
+class Core:
+    """Notes that it was closed, then fails."""
+
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+        raise ZeroDivisionError('a bug')
+
+
+@pytest.fixture
+def default_context() -> Iterator[None]:
+    """rclpy's own context, in which nodes are made by default."""
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    yield
+    rclpy.try_shutdown()
+
+
+def node_that_serves(core: Core, serve: Callable[[Core, NoConfig, Endpoints], None]) -> ManagedNode:
+    return ManagedNode(NodeSpec(name='odd', config=NoConfig, open=lambda config, node: core, serve=serve))
+
+
+def test_a_node_that_cannot_serve_leaves_nothing_reachable(default_context: None) -> None:
+    closed: list[str] = []
+
+    def serve(core: Core, config: NoConfig, endpoints: Endpoints) -> None:
+        endpoints.on_close(lambda: closed.append('endpoints'))
+        raise BadRequestError('no such thing')
+
+    node = node_that_serves(Core(), serve)
+    assert not node.autostart()
+    assert closed == ['endpoints']
+    node.destroy_node()
+
+
+def test_a_node_whose_farewell_fails_still_leaves(default_context: None) -> None:
+    core = Core()
+
+    def serve(core: Core, config: NoConfig, endpoints: Endpoints) -> None:
+        endpoints.on_close(core.close)
+
+    node = node_that_serves(core, serve)
+    assert node.autostart()
+    node.leave()
+    assert core.num_closed == 2
+    node.destroy_node()
