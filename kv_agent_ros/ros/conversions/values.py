@@ -99,7 +99,9 @@ def argument_to_msg(name: str, value: Argument) -> ArgumentMsg:
 
 
 def argument_from_msg(message: ArgumentMsg) -> Argument:
-    """The value of a message."""
+    """The value of a message. Raises BadRequestError for an unknown kind."""
+    if message.kind not in (ArgumentMsg.TEXT, ArgumentMsg.NUMBER):
+        raise BadRequestError(f'argument {message.name!r}: kind: expected TEXT or NUMBER, got {message.kind}')
     return str(message.text) if message.kind == ArgumentMsg.TEXT else float(message.number)
 
 

@@ -13,6 +13,7 @@ import ros_values as values
 from kv_agent_ros.action import GenerateStream
 from kv_agent_ros.errors import BadRequestError, Outcome, Status
 from kv_agent_ros.msg import (
+    Argument,
     BlockSlot,
     ChatMessage,
     Location,
@@ -176,6 +177,7 @@ BRANCH = PlanBranch(branch_id=1, condition=PlanCondition(comparison='>='))
         pytest.param(kv.tier_from_msg, TierUsage(tier=''), id='tier'),
         pytest.param(memory.record_from_msg, MemoryRecord(kind='dream'), id='kind of a memory'),
         pytest.param(world.location_from_msg, Location(kind=9), id='kind of a location'),
+        pytest.param(plan.step_from_msg, PlanStep(arguments=[Argument(kind=2)]), id='kind of an argument'),
         pytest.param(plan.verdict_from_msg, Verdict(decision=7), id='decision'),
         pytest.param(plan.plan_from_msg, Plan(source='oracle', steps=[STEP]), id='source'),
         pytest.param(plan.plan_from_msg, Plan(source='rule', steps=[PlanStep(branch_id=1)]), id='missing branch'),
