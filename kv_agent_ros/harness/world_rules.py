@@ -71,7 +71,7 @@ def battery_reaches_the_dock(law: Law, context: StepContext) -> Iterator[Objecti
             yield reject(f'after {context.step} there is no way back to the dock: {way_back.reason}')
         return
     left = after.battery - way_back.battery_used
-    if left < law.policy.battery_reserve:
+    if not left >= law.policy.battery_reserve:  # a charge that is not known is no charge
         yield reject(f'{left:.0%} would be left at the dock, the reserve is {law.policy.battery_reserve:.0%}; dock now')
 
 

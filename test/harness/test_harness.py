@@ -196,6 +196,11 @@ def test_person_seen_long_ago_does_not_hold_the_robot(lab: Lab) -> None:
     assert lab.harness(lab.obedient_robot()).check_step(ROBOT_ID, KITCHEN).decision is Decision.ALLOW
 
 
+def test_a_battery_that_could_not_be_measured_allows_no_way_out(lab: Lab) -> None:
+    lab.see_robot(replace(lab.state(), battery=float('nan'), is_docked=False))
+    assert lab.harness(lab.obedient_robot()).check_step(ROBOT_ID, KITCHEN).rule_ids == ('battery.reserve',)
+
+
 def test_low_battery_allows_only_the_dock(lab: Lab) -> None:
     lab.see_robot(replace(lab.state(), battery=0.11, is_docked=False))
     harness = lab.harness(lab.obedient_robot())
