@@ -31,7 +31,7 @@ class DriverRobot:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._latest: list[tuple[float, RobotState]] = []
-        self._is_stop_confirmed = True
+        self._is_stop_confirmed = False  # an earlier harness may have left a skill running
         self._perform = endpoints.action_caller(PerformSkill, 'driver/perform_skill')
         self._stop = endpoints.service_caller(Trigger, 'driver/stop')
         self._cmd_vel = endpoints.publisher(TwistStamped, 'cmd_vel', COMMAND)

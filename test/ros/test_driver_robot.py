@@ -27,6 +27,7 @@ class Driver:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self.performed: list[str] = []
+        self.num_stops = 0
         self.may_stop = threading.Event()
         self.broken: list[BadRequestError] = []
         self.may_stop.set()
@@ -39,6 +40,7 @@ class Driver:
         self.performed.append(goal.request.step.skill)
 
     def _stop(self) -> None:
+        self.num_stops += 1
         self.may_stop.wait(CALL_S)
         for error in self.broken:
             raise error
@@ -63,6 +65,15 @@ def driver(home: tuple[DriverRobot, Driver]) -> Iterator[Driver]:
 def test_a_step_is_performed_by_the_driver(home: tuple[DriverRobot, Driver], driver: Driver) -> None:
     assert home[0].execute(WAIT, Deadline(CALL_S)).outcome is Outcome.SUCCESS
     assert driver.performed == ['wait']
+
+
+def test_what_an_earlier_harness_left_running_is_stopped_before_the_first_step(
+    endpoints: Endpoints, home: tuple[DriverRobot, Driver], driver: Driver
+) -> None:
+    num_stops = driver.num_stops
+    robot = DriverRobot(endpoints, HOUSEHOLD_SKILLS, STOP_S)
+    assert robot.execute(WAIT, Deadline(CALL_S)).outcome is Outcome.SUCCESS
+    assert driver.num_stops == num_stops + 1
 
 
 def test_no_step_begins_while_a_stop_is_unconfirmed(home: tuple[DriverRobot, Driver], driver: Driver) -> None:
