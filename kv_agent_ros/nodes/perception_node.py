@@ -10,6 +10,7 @@ from sensor_msgs.msg import BatteryState, LaserScan
 
 from kv_agent_ros.build.home import load_world
 from kv_agent_ros.config import PerceptionConfig
+from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import DetectionArray
 from kv_agent_ros.msg import Observation as ObservationMsg
@@ -43,10 +44,12 @@ class PerceptionService:
 
     def __init__(self, perceiver: Perceiver, config: PerceptionConfig, endpoints: Endpoints) -> None:
         self._perceiver = perceiver
+        self._robot_id = config.robot_id
         self._max_skew_s = config.max_skew_s
         self._lock = threading.Lock()
         self._latest: dict[str, Any] = {}  # topic -> newest message
         self._num_skewed = 0
+        self._num_foreign = 0
         self._publisher = endpoints.publisher(ObservationMsg, 'observation', EVENT)
         for message_type, topic in SENSORS:
             endpoints.subscription(message_type, topic, SENSOR, partial(self._keep, topic))
@@ -62,7 +65,10 @@ class PerceptionService:
             if len(self._latest) < len(SENSORS):
                 return
             state, odometry, scan, battery = (self._latest[topic] for _, topic in SENSORS)
-        stamps = [time_from_msg(message.header.stamp) for message in (odometry, scan, seen)]
+        if state.robot_id != self._robot_id:
+            self._num_foreign += 1
+            raise BadRequestError(f'driver/state: expected the state of {self._robot_id}, got {state.robot_id!r}')
+        stamps = [time_from_msg(message.header.stamp) for message in (state, odometry, scan, seen)]
         if max(stamps) - min(stamps) > self._max_skew_s:
             self._num_skewed += 1
             return
@@ -76,6 +82,7 @@ class PerceptionService:
             Metric(name='frames', value=stats.num_frames),
             Metric(name='refused_frames', value=stats.num_refused),
             Metric(name='skewed_frames', value=self._num_skewed),
+            Metric(name='foreign_frames', value=self._num_foreign),
             Metric(name='objects', value=stats.num_objects),
             *(Metric(name=f'dropped {reason}', value=count) for reason, count in stats.dropped.items()),
         ]
