@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 import rclpy
+from rclpy.exceptions import InvalidHandle
 from rclpy.executors import MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.logging import get_logger
@@ -206,5 +207,7 @@ def spin_until(executor: Spinner, ended: threading.Event, tell: Callable[[str], 
     while not ended.is_set():
         try:
             executor.spin_once(timeout_sec=SPIN_S)
+        except InvalidHandle:  # an endpoint was destroyed while the executor looked at it: nothing is lost
+            continue
         except Exception:
             tell(traceback.format_exc())

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import rclpy
+from rclpy.exceptions import InvalidHandle
 from rclpy.signals import SignalHandlerOptions
 
 from kv_agent_ros.errors import BadRequestError
@@ -16,24 +17,33 @@ from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, spin_until
 class FaultyExecutor:
     """Raises now and then, as rclpy's executors do with what a callback raised; ends the spinning in the end."""
 
-    def __init__(self, ended: threading.Event) -> None:
+    def __init__(self, ended: threading.Event, error: Exception) -> None:
         self.num_calls = 0
         self._ended = ended
+        self._error = error
 
     def spin_once(self, timeout_sec: float) -> None:
         self.num_calls += 1
         if self.num_calls == 4:
             self._ended.set()
         if self.num_calls % 2:
-            raise ZeroDivisionError('a bug in a callback')
+            raise self._error
 
 
 def test_an_error_in_a_callback_is_told_and_the_spinning_goes_on() -> None:
     ended, told = threading.Event(), list[str]()
-    executor = FaultyExecutor(ended)
+    executor = FaultyExecutor(ended, ZeroDivisionError('a bug in a callback'))
     spin_until(executor, ended, told.append)
     assert executor.num_calls == 4
     assert ['a bug in a callback' in text for text in told] == [True, True]
+
+
+def test_an_endpoint_that_goes_while_the_executor_looks_at_it_is_no_error() -> None:
+    ended, told = threading.Event(), list[str]()
+    executor = FaultyExecutor(ended, InvalidHandle('destruction was requested'))
+    spin_until(executor, ended, told.append)
+    assert executor.num_calls == 4
+    assert told == []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
