@@ -153,7 +153,6 @@ class InferenceConfig:
 class PlannerConfig:
     """planner_node."""
 
-    world: str = setting('home', WORLD)
     draft_timeout_s: float = setting(
         60.0, 'the model must draft a plan within; else the rule planner does', 's', 0.1, 600.0
     )
@@ -165,7 +164,6 @@ class HarnessConfig:
 
     robot_id: str = setting('robot1', ROBOT_ID)
     shared_namespace: str = setting('/', SHARED)
-    world: str = setting('home', WORLD)
     policy: str = setting('default', 'default (bundled) or the path of a policy file')
     state_dir: str = setting(STATE_DIR, STATE)
     audit_key_file: str = setting('~/.config/kv_agent_ros/audit.key', 'key of the audit checkpoints; made when missing')
@@ -180,7 +178,6 @@ class AgentConfig:
 
     robot_id: str = setting('robot1', ROBOT_ID)
     shared_namespace: str = setting('/', SHARED)
-    world: str = setting('home', WORLD)
     state_dir: str = setting(STATE_DIR, STATE)
     max_queue: int = setting(16, 'tasks that may wait', '1', 1, 1000)
     context_tokens: int = setting(6000, 'a session starts a new epoch above this prompt length', 'tokens', 512, 1 << 20)

@@ -26,7 +26,7 @@ NODES = {
     'inference_node': ('engine', 'engine_url', 'model'),
     'memory_node': (),
     'world_model_node': ('robots', 'world'),
-    'planner_node': ('world',),
+    'planner_node': (),
     'inspector_node': ('robots',),
 }
 

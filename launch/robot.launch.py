@@ -16,9 +16,9 @@ PACKAGE = 'kv_agent_ros'
 
 # Each node with the arguments that it takes as parameters. An empty argument is not passed: the files decide.
 NODES = {
-    'perception_node': ('robot_id',),
-    'harness_node': ('robot_id', 'shared_namespace', 'world'),
-    'agent_node': ('robot_id', 'shared_namespace', 'world'),
+    'perception_node': ('robot_id', 'world'),
+    'harness_node': ('robot_id', 'shared_namespace'),
+    'agent_node': ('robot_id', 'shared_namespace'),
 }
 
 # A harness that died stays down, and its robot stays still, until a person looks; the others come back.

@@ -43,6 +43,11 @@ def started(arguments: dict[str, str], launch_file: str = 'bringup.launch.py') -
     return nodes
 
 
+def parameters(node: Node) -> str:
+    """The texts of a node's parameter files."""
+    return ''.join(Path(path).read_text() for path, is_file in node._Node__expanded_parameter_arguments if is_file)
+
+
 def names(nodes: list[Node]) -> set[str]:
     return {node.node_name for node in nodes}
 
@@ -69,6 +74,12 @@ def test_one_robot_alone_starts_its_own_nodes():
     nodes = started({'robot_id': 'fetch'}, 'robot.launch.py')
 
     assert names(nodes) == {f'/fetch/{name}' for name in PER_ROBOT}
+
+
+def test_every_node_that_needs_the_world_gets_it():
+    nodes = started({'world': '/maps/flat.yaml'})
+    told = {node.node_name for node in nodes if '/maps/flat.yaml' in parameters(node)}
+    assert told == {'/simulator_node', '/world_model_node', '/robot1/perception_node'}
 
 
 @pytest.mark.parametrize(
