@@ -49,7 +49,7 @@ class RosGate:
     def diagnose(self, robot_id: str, task_id: str) -> Diagnosis:
         reply = self._diagnose.call(DiagnoseTask.Request(robot_id=robot_id, task_id=task_id), self._timeout_s)
         status = status_from_msg(reply.result)
-        if not status.is_success:
+        if not reply.root_cause:
             raise UnreachableError(f'diagnose_task: {status.outcome.name}: {status.message}')
         return Diagnosis(
             root_cause=reply.root_cause,
