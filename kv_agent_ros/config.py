@@ -84,6 +84,7 @@ class SimulatorConfig:
     seed: int = setting(0, 'seed of noise and faults; the same seed gives the same run', minimum=0)
     realtime_factor: float = setting(1.0, 'simulated over real time; 0 = as fast as possible', 's/s', 0.0, 1000.0)
     rate_hz: float = setting(10.0, 'rate of odometry, scan and detections', 'Hz', 0.5, 100.0)
+    gate_timeout_s: float = setting(5.0, 'a skill ends when safety_state is silent for', 's', 0.5, 60.0)
     publish_clock: bool = setting(False, 'publish /clock from simulated time')
     slip_rate: float = setting(0.0, 'probability that a pick or place slips', '1', 0.0, 1.0)
     missed_detection_rate: float = setting(0.0, 'probability that an object in view is missed', '1', 0.0, 1.0)

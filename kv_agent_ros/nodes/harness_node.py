@@ -1,6 +1,7 @@
 """The safety harness as a node: the only holder of the robot."""
 
 from contextlib import suppress
+import time
 
 from geometry_msgs.msg import TwistStamped
 from rclpy.action.server import ServerGoalHandle
@@ -22,6 +23,7 @@ from kv_agent_ros.robot.skills import HOUSEHOLD_SKILLS
 from kv_agent_ros.ros.conversions.values import time_to_msg, velocity_from_msg
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.goals import cancel_with
+from kv_agent_ros.ros.heartbeat import HEARTBEAT_S
 from kv_agent_ros.ros.metrics import to_metrics
 from kv_agent_ros.ros.qos import COMMAND, EVENT, STATE
 from kv_agent_ros.ros.robots import DriverRobot
@@ -41,7 +43,7 @@ class MotionService:
         self._records = records
         self._robot_id = robot_id
         self._endpoints = endpoints
-        self._published: list[bool] = []
+        self._published: list[tuple[bool, int]] = []
         self._state = endpoints.publisher(SafetyState, 'safety_state', STATE)
 
     def execute(self, goal: ServerGoalHandle, result: ExecuteStep.Result) -> Status:
@@ -75,12 +77,13 @@ class MotionService:
             robot.observe_obstacle(float(message.nearest_obstacle_m))
 
     def watch(self) -> None:
-        """Velocities that are due; the safety state when it has changed."""
+        """Velocities that are due; the safety state when it has changed, and as the gate's heartbeat."""
         self._harness.tick()
         is_estopped = self._records.latch.is_latched(self._robot_id)
-        if self._published == [is_estopped]:
+        due = (is_estopped, int(time.monotonic() / HEARTBEAT_S))
+        if self._published == [due]:
             return
-        self._published = [is_estopped]
+        self._published = [due]
         message = SafetyState(
             robot_id=self._robot_id,
             is_estopped=is_estopped,

@@ -28,6 +28,7 @@ from kv_agent_ros.ros.conversions.values import point_to_msg, time_to_msg, veloc
 from kv_agent_ros.ros.conversions.world import robot_to_msg, world_to_msg
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.goals import cancel_with
+from kv_agent_ros.ros.heartbeat import GateHeartbeat
 from kv_agent_ros.ros.qos import COMMAND, SENSOR
 from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, run_node
 from kv_agent_ros.ros.tf import TfPublisher, transform
@@ -53,7 +54,9 @@ class SimulationCore:
 class DriverService:
     """One robot's driver and sensors, relative to its namespace."""
 
-    def __init__(self, core: SimulationCore, robot_id: str, endpoints: Endpoints, tf: TfPublisher) -> None:
+    def __init__(
+        self, core: SimulationCore, robot_id: str, gate_timeout_s: float, endpoints: Endpoints, tf: TfPublisher
+    ) -> None:
         self._core = core
         self._robot = SimulatedRobot(core.home, robot_id)
         self._robot_id = robot_id
@@ -64,13 +67,15 @@ class DriverService:
         self._battery = endpoints.publisher(BatteryState, topic('battery_state'), SENSOR)
         self._state = endpoints.publisher(RobotMsg, topic('driver/state'), SENSOR)
         self._detections = endpoints.publisher(DetectionArray, topic('detections'), SENSOR)
+        self._gate = GateHeartbeat(endpoints, topic('safety_state'), gate_timeout_s)
         endpoints.action(PerformSkill, topic('driver/perform_skill'), self.perform)
         endpoints.trigger(topic('driver/stop'), self._robot.stop)
         endpoints.subscription(TwistStamped, topic('cmd_vel'), COMMAND, self.drive)
 
     def perform(self, goal: ServerGoalHandle, result: PerformSkill.Result) -> Status:
-        """driver/perform_skill."""
-        with cancel_with(goal, Deadline(goal.request.timeout_s)) as deadline:
+        """driver/perform_skill; it ends when the gate falls silent."""
+        self._gate.check()
+        with cancel_with(goal, Deadline(goal.request.timeout_s), self._gate.is_silent) as deadline:
             done = self._robot.execute(step_from_msg(goal.request.step), deadline)
         result.duration_s = done.duration_s
         return Status(outcome=done.outcome, message=done.message)
@@ -100,7 +105,9 @@ class SimulatorService:
         self._core = core
         self._endpoints = endpoints
         self._tf = TfPublisher(endpoints)
-        self._drivers = [DriverService(core, robot, endpoints, self._tf) for robot in config.robots]
+        self._drivers = [
+            DriverService(core, robot, config.gate_timeout_s, endpoints, self._tf) for robot in config.robots
+        ]
         self._clocks = [endpoints.publisher(Clock, '/clock', COMMAND)] if config.publish_clock else []
 
     def publish_static_transforms(self) -> None:

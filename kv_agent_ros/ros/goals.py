@@ -1,6 +1,6 @@
 """Ties a goal's cancel request to the Deadline of the work that serves it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 import threading
 
@@ -12,13 +12,15 @@ POLL_S = 0.02
 
 
 @contextmanager
-def cancel_with(goal: ServerGoalHandle, deadline: Deadline) -> Iterator[Deadline]:
-    """Within the block, a cancel request cancels the deadline (rclpy tells of it only when asked)."""
+def cancel_with(
+    goal: ServerGoalHandle, deadline: Deadline, must_end: Callable[[], bool] = lambda: False
+) -> Iterator[Deadline]:
+    """Within the block a cancel request, which rclpy tells only when asked, or `must_end` cancels the deadline."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(POLL_S):
-            if goal.is_cancel_requested or not goal.is_active:
+            if goal.is_cancel_requested or not goal.is_active or must_end():
                 deadline.cancel()
                 return
 

@@ -17,6 +17,7 @@ from kv_agent_ros.srv import CheckPlan, QueryAudit, ResetEmergencyStop, TriggerE
 
 STILL_S = 1.0
 WATCHED_S = 1.0
+GATE_TIMEOUT_S = 2.0
 POLICY = Path(__file__).parents[2] / 'config' / 'policies' / 'default.yaml'
 
 
@@ -29,7 +30,12 @@ def running_home(
     text = POLICY.read_text()
     assert 'rooms: []' in text
     policy.write_text(text.replace('rooms: []', 'rooms: [bathroom]'))
-    yield open_graph({'simulator_node': {'realtime_factor': 2.0}, 'harness_node': {'policy': str(policy)}})
+    yield open_graph(
+        {
+            'simulator_node': {'realtime_factor': 2.0, 'gate_timeout_s': GATE_TIMEOUT_S},
+            'harness_node': {'policy': str(policy)},
+        }
+    )
 
 
 @pytest.fixture
@@ -202,6 +208,21 @@ def test_a_dead_harness_ends_the_task_as_a_typed_failure_and_nothing_moves(graph
     assert Outcome(result.result.error_code) in (Outcome.TIMEOUT, Outcome.REJECTED_BY_GATE), result.result
     assert 'check_plan' in result.result.error_msg
     assert graph.position() == before
+    poll(lambda: is_allowed(graph, plan_of('navigate', target='bedroom')), 60.0, 'a harness that allows again')
+
+
+def test_a_robot_whose_harness_dies_in_motion_stands_still_and_does_not_go_on(graph: RunningGraph) -> None:
+    task = navigation(graph)
+    graph.graph.kill('robot1/harness_node')
+    try:
+        poll(lambda: not is_moving(graph), GATE_TIMEOUT_S + STILL_S, 'a robot that stands without its gate')
+        room = graph.robot().room
+        assert stays(graph)
+        ended = task.result()
+    finally:
+        graph.graph.start('robot1/harness_node')
+    assert room not in ('bedroom', 'kitchen')
+    assert Outcome(ended.result.error_code) is not Outcome.SUCCESS
     poll(lambda: is_allowed(graph, plan_of('navigate', target='bedroom')), 60.0, 'a harness that allows again')
 
 
