@@ -63,11 +63,6 @@ class FakeRobot:
         with self._lock:
             return self._state
 
-    def set_state(self, state: RobotState) -> None:
-        """Put the robot in a state, as if it had moved by itself."""
-        with self._lock:
-            self._state = state
-
     def execute(self, step: Step, deadline: Deadline) -> StepResult:
         with self._lock:
             self.executed.append(step)

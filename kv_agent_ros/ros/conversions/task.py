@@ -3,7 +3,6 @@
 from typing import Any
 
 from kv_agent_ros.agent.task import StepRecord, StepStatus, TaskProgress, TaskResult
-from kv_agent_ros.errors import Outcome
 from kv_agent_ros.msg import StepReport
 from kv_agent_ros.ros.conversions.inference import turn_to_msg
 from kv_agent_ros.ros.conversions.plan import plan_to_msg, step_to_msg
@@ -55,8 +54,3 @@ def fill_feedback(progress: TaskProgress, message: Any) -> None:
     message.step_status = STATUSES.index(progress.step_status)
     message.num_steps = progress.num_steps
     message.turns = [turn_to_msg(progress.turn)] if progress.turn is not None else []
-
-
-def outcome_of(code: int) -> Outcome:
-    """The outcome with that code, INTERNAL when there is none."""
-    return Outcome(code) if code in {int(outcome) for outcome in Outcome} else Outcome.INTERNAL
