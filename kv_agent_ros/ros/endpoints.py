@@ -14,6 +14,7 @@ from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
+from rclpy.exceptions import InvalidHandle
 from rclpy.lifecycle import LifecycleNode
 from rclpy.publisher import Publisher
 from rclpy.qos import QoSProfile
@@ -42,9 +43,11 @@ class Endpoints:
         self.node = node
         self._group = ReentrantCallbackGroup()
         self._stack = ExitStack()
+        self._is_closing = False
 
     def close(self) -> None:
         """Destroy everything; idempotent."""
+        self._is_closing = True
         self._stack.close()
 
     def on_close(self, act: Callable[[], None]) -> None:
@@ -165,7 +168,9 @@ class Endpoints:
                 handler(*args)
             except KvAgentError as error:
                 self.node.get_logger().warning(str(error), throttle_duration_sec=5.0)
-            except Exception:
+            except Exception as error:
+                if self._is_closing and isinstance(error, InvalidHandle):
+                    return  # the endpoint it wanted went while it ran
                 self.node.get_logger().error(traceback.format_exc(), throttle_duration_sec=5.0)
 
         return call

@@ -7,11 +7,16 @@ import threading
 import pytest
 import rclpy
 from rclpy.exceptions import InvalidHandle
+from rclpy.executors import MultiThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from kv_agent_ros.errors import BadRequestError
+from kv_agent_ros.msg import Metric
 from kv_agent_ros.ros.endpoints import Endpoints
+from kv_agent_ros.ros.qos import EVENT
 from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, spin_until
+
+WAIT_S = 20.0
 
 
 class FaultyExecutor:
@@ -98,3 +103,28 @@ def test_a_node_whose_farewell_fails_still_leaves(default_context: None) -> None
     node.leave()
     assert core.num_closed == 2
     node.destroy_node()
+
+
+def test_a_callback_whose_endpoint_goes_while_it_runs_is_no_error(
+    default_context: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node = node_that_serves(Core(), lambda core, config, endpoints: None)
+    endpoints = Endpoints(node)
+    publisher = endpoints.publisher(Metric, 'late', EVENT)
+    began, may_publish = threading.Event(), threading.Event()
+
+    def publish_late() -> None:
+        began.set()
+        may_publish.wait(WAIT_S)
+        publisher.publish(Metric())
+
+    endpoints.steady_timer(0.01, publish_late)
+    executor = MultiThreadedExecutor(num_threads=2)
+    executor.add_node(node)
+    executor.spin_once(timeout_sec=WAIT_S)
+    assert began.wait(WAIT_S)
+    endpoints.close()
+    may_publish.set()
+    executor.shutdown(timeout_sec=WAIT_S)
+    node.destroy_node()
+    assert 'Traceback' not in capfd.readouterr().err
