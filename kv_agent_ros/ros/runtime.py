@@ -153,14 +153,20 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     executor = MultiThreadedExecutor(num_threads=NUM_THREADS * max(1, len(nodes)))
     for node in nodes:
         executor.add_node(node)
-    ended = threading.Event()
-    spinner = threading.Thread(target=spin_until, args=(executor, ended, get_logger('spin').error), name='spin')
+    ended, leaving = threading.Event(), threading.Event()
+
+    def tell(text: str) -> None:
+        if not leaving.is_set():  # then rclpy stumbles over endpoints that go while it looks at them
+            get_logger('spin').error(text)
+
+    spinner = threading.Thread(target=spin_until, args=(executor, ended, tell), name='spin')
     spinner.start()
     threading.Thread(target=_start, args=(nodes, stop), name='autostart', daemon=True).start()
     stop.wait()
     leave_anyway = threading.Timer(GRACE_S, os._exit, args=(stop.exit_code,))
     leave_anyway.daemon = True
     leave_anyway.start()
+    leaving.set()
     for node in reversed(nodes):
         node.leave()  # still spinning: the last calls of a core are answered
     ended.set()
