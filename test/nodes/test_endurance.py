@@ -19,7 +19,7 @@ MAX_MORE_THREADS = NUM_THREADS  # an executor starts its threads when it first h
 INSTRUCTIONS = (
     'go to the kitchen, then return to the dock',
     '去厨房检查水杯是否倒满，如果满了就倒掉一半，然后返回充电座。',
-    'find the book, then return to the dock',
+    'go to the living room, find the book, then return to the dock',
 )
 
 
