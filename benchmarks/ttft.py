@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import random
 import statistics
+import sys
 import tempfile
 import time
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks._reporting import Row, print_json, print_table, save_plot
+from kv_agent_ros.config import CACHE_DIR, expand
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.inference.base import GenerationRequest, Message, Role, Usage
 from kv_agent_ros.inference.local import LocalBackend
@@ -253,7 +255,7 @@ def main() -> None:
     parser.add_argument('--sizes', type=int, nargs='+', default=[128, 512, 1024, 1500], help='prompt lengths in tokens')
     parser.add_argument('--n', type=int, default=3, help='repetitions')
     parser.add_argument('--model', default=BUNDLED, help='bundled, a .gguf file or a Hugging Face directory')
-    parser.add_argument('--cache-dir', type=Path, default=Path.home() / '.cache' / 'kv_agent_ros' / 'models')
+    parser.add_argument('--cache-dir', type=Path, default=expand(CACHE_DIR) / 'models')
     parser.add_argument('--threads', type=int, default=1, help='torch threads')
     parser.add_argument(
         '--clock', choices=sorted(CLOCKS), default='wall', help='cpu: CPU seconds of the engine, for a busy machine'
@@ -265,7 +267,8 @@ def main() -> None:
     rows = []
     for size in arguments.sizes:
         samples = []
-        for _ in range(arguments.n):
+        for number in range(arguments.n):
+            print(f'{size} tokens, repetition {number + 1} of {arguments.n} …', file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(prefix='kv_agent_ros-ttft-') as directory:
                 samples.append(measure(model, prompts, size, Path(directory), CLOCKS[arguments.clock]))
         rows += rows_of(size, samples)

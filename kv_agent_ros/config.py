@@ -6,6 +6,7 @@ may start with ~. A setting that is out of range is a ConfigError when the node 
 
 from dataclasses import MISSING, dataclass, field, fields
 import math
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ ConfigT = TypeVar('ConfigT')
 
 STATE_DIR = '~/.local/state/kv_agent_ros'
 CACHE_DIR = '~/.cache/kv_agent_ros'
+XDG_FOLDERS = {'~/.local/state': 'XDG_STATE_HOME', '~/.cache': 'XDG_CACHE_HOME', '~/.config': 'XDG_CONFIG_HOME'}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +66,10 @@ def checked(config: ConfigT) -> ConfigT:
 
 
 def expand(path: str) -> Path:
-    """A path setting as a Path, with ~ expanded."""
+    """A path setting as a Path: ~ expanded, and the XDG base directories where the user has set them."""
+    for prefix, variable in XDG_FOLDERS.items():
+        if path.startswith(f'{prefix}/') and os.environ.get(variable):
+            return Path(os.environ[variable], path.removeprefix(f'{prefix}/'))
     return Path(path).expanduser()
 
 
@@ -181,7 +186,7 @@ class AgentConfig:
     shared_namespace: str = setting('/', SHARED)
     state_dir: str = setting(STATE_DIR, STATE)
     max_queue: int = setting(16, 'tasks that may wait', '1', 1, 1000)
-    context_tokens: int = setting(6000, 'a session starts a new epoch above this prompt length', 'tokens', 512, 1 << 20)
+    context_tokens: int = setting(4000, 'a session starts a new epoch above this prompt length', 'tokens', 512, 1 << 20)
     plan_timeout_s: float = setting(150.0, 'the planner must answer within', 's', 1.0, 600.0)
 
 

@@ -9,13 +9,15 @@ from kv_agent_ros.errors import KvAgentError
 from kv_agent_ros.harness.audit_key import load_audit_key
 from kv_agent_ros.harness.audit_verify import verify
 
+DEFAULT_KEY = '~/.config/kv_agent_ros/audit.key'
+
 
 def main(arguments: Sequence[str]) -> int:
     """0 = whole, 1 = broken, 2 = cannot be read."""
     parser = argparse.ArgumentParser(prog='kv_agent audit', description='Verify an audit log.')
     parser.add_argument('command', choices=['verify'])
     parser.add_argument('directory', help='folder of the log, e.g. ~/.local/state/kv_agent_ros/audit/robot1')
-    parser.add_argument('--key', default='~/.config/kv_agent_ros/audit.key', help='file of the key')
+    parser.add_argument('--key', default=DEFAULT_KEY, help=f'file of the key ({DEFAULT_KEY})')
     options = parser.parse_args(arguments)
     directory, key_file = expand(options.directory), expand(options.key)
     for path in (directory, key_file):
@@ -35,5 +37,8 @@ def _report(directory: Path, key_file: Path) -> int:
     if report.is_ok:
         print(f'ok: {report.num_records} records, {report.num_sealed} sealed by the key{torn}')
         return 0
+    if 'not made with this key' in report.reason:
+        print(f"{report.first_bad}: {report.reason}; is it another log's key? Name the right one with --key")
+        return 2
     print(f'BROKEN at {report.first_bad}: {report.reason}; {report.num_records} records before it hold')
     return 1

@@ -66,7 +66,9 @@ def run(options: DemoOptions, view: View, deadline: Deadline) -> int:
             raise
     furniture = load_furniture(world_path(options.world))
     draw(facts.truth, furniture, f'{options.robot}: {facts.outcome.name}', options.picture)
-    view.close(facts, compare_first_token(facts, options.state_dir), str(options.picture))
+    log, key = options.state_dir / 'audit' / options.robot, options.audit_key
+    verify_command = f'kv_agent audit verify {log} --key {key}'
+    view.close(facts, compare_first_token(facts, options.state_dir), str(options.picture), verify_command)
     if options.is_json:
         print(as_json(facts), flush=True)
     return 0 if facts.outcome is Outcome.SUCCESS else 1
@@ -75,7 +77,8 @@ def run(options: DemoOptions, view: View, deadline: Deadline) -> int:
 def _do_task(options: DemoOptions, view: View, deadline: Deadline, graph: ProcessGraph) -> Facts:
     with demo_client(options.robot) as client:
         _await_graph(client, view, graph)
-        result = client.execute(options.instruction, TASK_S, deadline, view.feedback)
+        with view.working():
+            result = client.execute(options.instruction, TASK_S, deadline, view.feedback)
         return Facts(result=result, truth=client.truth(), audit=client.audit())
 
 

@@ -4,9 +4,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+import re
 
+from kv_agent_ros.agent.task_queue import MAX_INSTRUCTION_CHARS
 from kv_agent_ros.config import STATE_DIR, Setting, expand
 
+CUP = 'cup1'
 REPORT_TASK = '去厨房检查水杯是否倒满，如果满了就倒掉一半，然后返回充电座。'
 ENGLISH = 'Go to the kitchen, check whether the cup is full, if it is pour out half, then return to the charging dock.'
 
@@ -32,6 +35,11 @@ class DemoOptions:
     is_fresh: bool
     is_composed: bool
 
+    @property
+    def audit_key(self) -> Path:
+        """Where the key of this demonstration's audit is."""
+        return self.state_dir / 'keys' / 'audit.key'
+
     def parameters(self) -> dict[str, dict[str, Setting]]:
         """Node parameters of this run, by executable."""
         return {
@@ -44,13 +52,16 @@ class DemoOptions:
             },
             'inference_node': {'engine': self.engine, 'engine_url': self.engine_url, 'model': self.model},
             **{name: {'world': self.world} for name in ('world_model_node', 'perception_node')},
-            'harness_node': {'audit_key_file': str(self.state_dir / 'keys' / 'audit.key')},
+            'harness_node': {'audit_key_file': str(self.audit_key)},
         }
 
 
 def read_options(arguments: Sequence[str]) -> DemoOptions:
     """The options, or an exit with the help text."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.cup != CUP and parsed.cup_fill is None and not parsed.no_cup:
+        parser.error('--cup says which cup --cup-fill or --no-cup is about: give one of them too')
     state_dir = expand(parsed.state_dir)
     return DemoOptions(
         instruction=parsed.instruction,
@@ -72,6 +83,18 @@ def read_options(arguments: Sequence[str]) -> DemoOptions:
     )
 
 
+def _instruction(text: str) -> str:
+    if not 0 < len(text.strip()) <= MAX_INSTRUCTION_CHARS:
+        raise argparse.ArgumentTypeError(f'expected 1 to {MAX_INSTRUCTION_CHARS} characters, got {len(text)}')
+    return text
+
+
+def _robot_name(text: str) -> str:
+    if not re.fullmatch(r'[a-z][a-z0-9_]*', text):
+        raise argparse.ArgumentTypeError(f'expected a name like robot1 (a-z, 0-9, _), got {text!r}')
+    return text
+
+
 def _level(text: str) -> float:
     value = float(text)
     if not 0.0 <= value <= 1.0:
@@ -84,15 +107,21 @@ def _parser() -> argparse.ArgumentParser:
         prog='scripts/demo', description='A simulated robot does a task over a real ROS 2 graph, planned by a model.'
     )
     add = parser.add_argument
-    add('instruction', nargs='?', default=REPORT_TASK, help='what to do, Chinese or English (default: the cup task)')
-    add('--robot', default='robot1', help='name of the robot (robot1)')
+    add(
+        'instruction',
+        nargs='?',
+        type=_instruction,
+        default=REPORT_TASK,
+        help='what to do, Chinese or English (default: the cup task)',
+    )
+    add('--robot', default='robot1', type=_robot_name, help='name of the robot (robot1)')
     add('--engine', default='local', choices=['local', 'openai', 'sglang', 'none'], help='language model (local)')
     add('--engine-url', default='http://127.0.0.1:30000', help='server of the openai and sglang engines')
     add('--model', default='bundled', help='bundled, a model directory, or the served model name')
     add('--world', default='home', help='home or the path of a world file')
     add('--seed', type=int, default=0, help='seed of the simulator (0)')
     add('--speed', type=float, default=4.0, help='simulated over real time; 0 = as fast as possible (4)')
-    add('--cup', default='cup1', help='the cup that --cup-fill and --no-cup are about (cup1)')
+    add('--cup', default=CUP, help='the cup that --cup-fill and --no-cup are about (cup1)')
     add('--cup-fill', type=_level, default=None, metavar='LEVEL', help='how full the cup is at start, 0 to 1')
     add('--no-cup', action='store_true', help='take the cup out of the home')
     add('--state-dir', default=f'{STATE_DIR}/demo', help='KV cache, memory, sessions and audit are kept here')

@@ -1,5 +1,6 @@
 """The live view: what a person reads while the robot works."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +35,12 @@ class View:
     def open(self, instruction: str, robot: str, engine: str) -> None:
         """The head of a run."""
         self._console.print(Panel(escape(instruction), title=f'{robot} · {engine}', title_align='left', expand=False))
+
+    def working(self) -> AbstractContextManager[object]:
+        """While it lasts, a terminal shows that something is going on."""
+        if self._console.is_terminal and not self._console.no_color:
+            return self._console.status('working …')
+        return nullcontext()
 
     def line(self, text: str) -> None:
         """Any line."""
@@ -80,21 +87,31 @@ class View:
             f' + computed {usage.computed_tokens} · first token {usage.ttft_s:.2f} s · {usage.generated_tokens} new'
         )
 
-    def close(self, facts: Facts, first_token: str, picture: str) -> None:
+    def close(self, facts: Facts, first_token: str, picture: str, verify_command: str) -> None:
         """The summary, from the simulator and the audit."""
         table = Table(title='what is true now', title_justify='left', show_header=False)
         table.add_row('outcome', f'{facts.outcome.name} {escape(facts.result.result.error_msg)}')
         for robot in facts.truth.world.robots:
-            table.add_row(robot.robot_id, _words(robot_facts(robot)))
+            table.add_row(robot.robot_id, _robot_words(robot_facts(robot)))
         for thing in facts.truth.world.objects:
             if any(item.name == 'fill_level' for item in thing.properties):
                 table.add_row(thing.object_id, _words(object_facts(thing)))
         verified = 'verified' if facts.audit.is_verified else '[red]NOT VERIFIED[/]'
-        table.add_row('audit', f'{facts.audit.num_records} records, {verified}, head {facts.audit.head[:12]}')
+        table.add_row(
+            'audit', f'{facts.audit.num_records} records of all runs, {verified}; again with: {verify_command}'
+        )
         table.add_row('first token', first_token or 'no model turn')
         table.add_row('model says', escape(facts.result.report) or 'nothing')
         table.add_row('picture', picture)
         self._console.print(table)
+
+
+def _robot_words(facts: dict[str, Any]) -> str:
+    x_m, y_m = facts['position_m']
+    held = f', holding {facts["holding"]}' if facts['holding'] else ''
+    where = 'docked' if facts['docked'] else 'not docked'
+    pace = 'moving' if facts['moving'] else 'standing still'
+    return escape(f'{where}, {pace} at ({x_m}, {y_m}) m, battery {facts["battery"]:.0%}{held}')
 
 
 def _words(facts: dict[str, Any]) -> str:

@@ -109,7 +109,7 @@ class ProcessGraph:
         process = self._processes[label]
         folder = self._work_dir / label.replace('/', '_')
         folder.mkdir(parents=True, exist_ok=True)
-        log = self._files.enter_context((folder / 'output.log').open('ab'))
+        log = self._files.enter_context((folder / 'output.log').open('ab' if label in self._running else 'wb'))
         command = _command(process, folder)
         with _signals_held():  # start.py lets them through when it can end cleanly
             self._running[label] = subprocess.Popen(

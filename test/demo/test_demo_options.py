@@ -30,3 +30,9 @@ def test_a_fill_level_outside_of_0_to_1_is_refused(level: str) -> None:
 def test_the_audit_key_lies_beside_the_log_and_not_in_it(tmp_path) -> None:
     options = read_options(['--state-dir', str(tmp_path)])
     assert options.parameters()['harness_node']['audit_key_file'] == str(tmp_path / 'keys' / 'audit.key')
+
+
+@pytest.mark.parametrize('arguments', [[''], ['x' * 2001], ['--robot', 'a b'], ['--cup', 'cup7'], ['--robot', 'Robot']])
+def test_what_cannot_work_is_refused_before_anything_starts(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_options(arguments)

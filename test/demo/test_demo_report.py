@@ -58,6 +58,7 @@ def test_the_second_run_says_how_much_faster_its_first_token_was(tmp_path: Path)
     line = compare_first_token(facts(ttft_s=0.5, cached=700), tmp_path)
     assert '700 of 800 tokens cached' in line
     assert '8.0x faster' in line
+    assert 'no faster' in compare_first_token(facts(ttft_s=5.0, cached=10), tmp_path)
 
 
 def test_a_run_without_model_says_nothing_of_first_tokens(tmp_path: Path) -> None:
