@@ -13,12 +13,14 @@ from typing import Any
 from rclpy.action import ActionClient
 from rclpy.action.client import ClientGoalHandle
 from rclpy.client import Client
+from rclpy.node import Node
 from rclpy.task import Future
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import CanceledError, UnreachableError
 
 POLL_S = 0.05
+LOOK_S = 0.5  # how often the graph is asked
 FIND_S = 2.0  # how long a server may take to be discovered
 ACCEPT_S = 10.0  # how long a goal may take to be accepted on a busy machine
 CANCEL_S = 3.0  # how long a cancelled goal may take to end
@@ -30,16 +32,18 @@ GiveUp = Callable[[], str]
 class Presence:
     """Whether a server has been out of the graph for GONE_S; a moment's absence does not count."""
 
-    def __init__(self, is_ready: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self._is_ready = is_ready
+    def __init__(self, is_there: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_there = is_there
         self._clock = clock
-        self._seen_s = clock()
+        self._seen_s = self._looked_s = clock()
 
     def is_gone(self) -> bool:
-        """Look, and judge."""
+        """Look, at most every LOOK_S, and judge."""
         now_s = self._clock()
-        if self._is_ready():
-            self._seen_s = now_s
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            if self._is_there():
+                self._seen_s = now_s
         return now_s - self._seen_s > GONE_S
 
 
@@ -118,7 +122,8 @@ class ActionCaller:
             raise UnreachableError(f'{self.name}: expected an action server, got none')
         handle = self._send(goal, on_feedback)
         result = handle.get_result_async()
-        presence = Presence(lambda: self.is_ready)
+        servers = self._servers()
+        presence = Presence(lambda: not servers.isdisjoint(self._servers()))
 
         def give_up() -> str:
             if presence.is_gone():
@@ -131,6 +136,12 @@ class ActionCaller:
         if reason and not deadline.is_over:
             raise UnreachableError(f'{self.name}: {reason}')
         return result.result().result
+
+    def _servers(self) -> frozenset[bytes]:
+        """Who serves the action now, by the ids of their status publishers: one that starts again has another id."""
+        topic = f'{self.name}/_action/status'
+        node: Node = self._client._node  # rclpy has no public reader
+        return frozenset(bytes(found.endpoint_gid) for found in node.get_publishers_info_by_topic(topic))
 
     def _send(self, goal: Any, on_feedback: Callable[[Any], None]) -> ClientGoalHandle:
         sent = self._client.send_goal_async(goal, feedback_callback=lambda message: on_feedback(message.feedback))

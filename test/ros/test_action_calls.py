@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 import sys
+import threading
 
 import pytest
+from rclpy.action.server import ServerGoalHandle
+from rclpy.context import Context
+from spun_endpoints import spun_endpoints
 
 from kv_agent_ros.action import GenerateStream
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import Outcome
+from kv_agent_ros.errors import Outcome, UnreachableError
 from kv_agent_ros.ros.endpoints import Endpoints
 
 NUM_GOALS = 300
@@ -37,3 +42,24 @@ def test_no_goal_is_lost_when_its_acceptance_comes_before_the_send_returns(endpo
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         outcomes = list(pool.map(ask, range(NUM_GOALS)))
     assert outcomes == [Outcome.SUCCESS] * NUM_GOALS
+
+
+def test_a_server_that_starts_again_is_not_the_one_that_had_the_goal(endpoints: Endpoints, context: Context) -> None:
+    accepted, released = threading.Event(), threading.Event()
+
+    def work(goal: ServerGoalHandle, result: GenerateStream.Result) -> None:
+        accepted.set()
+        released.wait(2 * CALL_S)
+
+    caller, deadline = endpoints.action_caller(GenerateStream, 'restarted'), Deadline(CALL_S)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as servers:
+        servers.callback(released.set)
+        with spun_endpoints('server', context) as first:
+            first.action(GenerateStream, 'restarted', work)
+            call = pool.submit(caller.call, GenerateStream.Goal(), deadline, lambda feedback: None)
+            assert accepted.wait(CALL_S)
+        second = servers.enter_context(spun_endpoints('server', context))
+        second.action(GenerateStream, 'restarted', work)
+        with pytest.raises(UnreachableError, match='went away'):
+            call.result(2 * CALL_S)
+        assert not deadline.is_over
