@@ -16,5 +16,5 @@ def test_without_xdg_a_path_begins_at_home(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_setting_out_of_range_is_refused_with_its_unit() -> None:
-    with pytest.raises(ConfigError, match='rate_hz: expected .* Hz, got 0.1'):
+    with pytest.raises(ConfigError, match=r'rate_hz: expected .* Hz, got 0.1'):
         checked(SimulatorConfig(rate_hz=0.1))
