@@ -69,9 +69,14 @@ class Lab:
         self.now_s += LATENCY_S
         self.see(robot, (), ())
 
+    def predicted(self, state: RobotState, step: Step) -> RobotState:
+        """The effect of a robot that does what the world model predicts."""
+        self._observe(self.world.predict(self.world.snapshot(), ROBOT_ID, step).world)
+        return state
+
     def obedient_robot(self) -> FakeRobot:
         """A robot that does what the world model predicts."""
-        return FakeRobot(ROBOT_ID, effect=self._predicted)
+        return FakeRobot(ROBOT_ID, effect=self.predicted)
 
     def lying_robot(self) -> FakeRobot:
         """A robot that says it did, and did nothing."""
@@ -89,10 +94,6 @@ class Lab:
             observation_timeout_s=0.05,
             extra_rules=extra_rules,
         )
-
-    def _predicted(self, state: RobotState, step: Step) -> RobotState:
-        self._observe(self.world.predict(self.world.snapshot(), ROBOT_ID, step).world)
-        return state
 
     def _unchanged(self, state: RobotState, step: Step) -> RobotState:
         self._observe(self.world.snapshot())

@@ -4,7 +4,8 @@ It holds the only reference to the robot it guards. A step is done in this order
 act, an observation later than the act, post-condition, audit record of the result. Any break in it stops the robot.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from kv_agent_ros.deadline import Deadline
@@ -121,14 +122,27 @@ class GuardedRobot:
 
     def perform(self, errand: Errand, deadline: Deadline, patience_s: float) -> StepResult:
         """Do a step of a checked plan; wait up to `patience_s` for the step before it to end."""
-        if not self._slot.take(deadline, patience_s):
-            return self._refuse(errand, (_no(errand, ROBOT_BUSY, 'another step is being done'),))
+        with self.turn(deadline, patience_s) as is_ours:
+            if not is_ours:
+                return self._refuse(errand, (_no(errand, ROBOT_BUSY, 'another step is being done'),))
+            return self.perform_in_turn(errand, deadline)
+
+    @contextmanager
+    def turn(self, deadline: Deadline, patience_s: float) -> Iterator[bool]:
+        """Keep all other steps off the robot; yields False when one is still being done after `patience_s`."""
+        is_ours = self._slot.take(deadline, patience_s)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._slot.give_back()
+
+    def perform_in_turn(self, errand: Errand, deadline: Deadline) -> StepResult:
+        """Do a step of a checked plan within the caller's `turn`."""
         try:
             return self._perform(errand, deadline)
         except AuditError as error:
             return self._still(StepResult(outcome=Outcome.REJECTED_BY_GATE, message=f'{AUDIT_FAILED}: {error}'))
-        finally:
-            self._slot.give_back()
 
     def _perform(self, errand: Errand, deadline: Deadline) -> StepResult:
         if self._latch.is_latched(self._robot_id):
@@ -165,8 +179,8 @@ class GuardedRobot:
     def _judge(self, errand: Errand, world: WorldState) -> tuple[Finding, ...]:
         ticket = errand.ticket
         findings = self.judge().judge_step(ticket.plan, errand.step_index, world, self._clock(), ticket.approved)
-        if errand.step_index < ticket.last_index:
-            findings += (_no(errand, STEP_ORDER, f'step {ticket.last_index} was done already'),)
+        if errand.step_index < ticket.next_index:
+            findings += (_no(errand, STEP_ORDER, f'expected step {ticket.next_index} or later; check the plan again'),)
         return findings + self._judge_branches(errand, world)
 
     def _judge_branches(self, errand: Errand, world: WorldState) -> tuple[Finding, ...]:

@@ -27,6 +27,7 @@ from kv_agent_ros.harness.rules import (
     AUDIT_FAILED,
     ESTOP_LATCHED,
     PLAN_EXPIRED,
+    ROBOT_BUSY,
     ROBOT_UNKNOWN,
     WORLD_STALE,
 )
@@ -133,20 +134,12 @@ class AgentHarness:
             return StepResult(outcome=Outcome.ROBOT_NOT_FOUND, message=f'no robot {command.robot_id!r} here')
         if self._latch.is_latched(command.robot_id):
             return self._refuse(command, ESTOP_LATCHED, self._stopped(command.robot_id))
-        ticket = self._registry.find(command.robot_id, command.plan_id, self._clock())
-        if ticket is None or not 0 <= command.step_index < len(ticket.plan.steps):
-            message = (
-                f'{PLAN_EXPIRED}: step {command.step_index} of {command.plan_id!r} is unknown or void; check again'
-            )
-            return self._refuse(command, PLAN_EXPIRED, StepResult(outcome=Outcome.REJECTED_BY_GATE, message=message))
-        if ticket.state is TicketState.PENDING:
-            pending = StepResult(outcome=Outcome.NEEDS_APPROVAL, message=ticket.verdict.reason)
-            return self._refuse(command, APPROVAL_PENDING, pending)
-        errand = Errand(ticket=ticket, step_index=command.step_index, task_id=command.task_id)
-        result = guarded.perform(errand, deadline, 0.0)
-        if result.outcome not in NOT_DONE:
-            self._registry.update(ticket.after(command.step_index, self._clock()))
-        return result
+        with guarded.turn(deadline, 0.0) as is_ours:
+            if not is_ours:
+                message = f'{ROBOT_BUSY}: another step is being done'
+                busy = StepResult(outcome=Outcome.REJECTED_BY_GATE, message=message)
+                return self._refuse(command, ROBOT_BUSY, busy)
+            return self._execute(guarded, command, deadline)
 
     def make_safe(self, robot_id: str, task_id: str, deadline: Deadline) -> StepResult:
         guarded = self._robots.get(robot_id)
@@ -211,6 +204,23 @@ class AgentHarness:
         """Send the velocities that are due to all robots; call it at a steady rate (10 Hz or more)."""
         for guarded in self._robots.values():
             guarded.tick()
+
+    def _execute(self, guarded: GuardedRobot, command: StepCommand, deadline: Deadline) -> StepResult:
+        """Within the robot's turn: what one caller did, the next one's ticket says."""
+        ticket = self._registry.find(command.robot_id, command.plan_id, self._clock())
+        if ticket is None or not 0 <= command.step_index < len(ticket.plan.steps):
+            message = (
+                f'{PLAN_EXPIRED}: step {command.step_index} of {command.plan_id!r} is unknown or void; check again'
+            )
+            return self._refuse(command, PLAN_EXPIRED, StepResult(outcome=Outcome.REJECTED_BY_GATE, message=message))
+        if ticket.state is TicketState.PENDING:
+            pending = StepResult(outcome=Outcome.NEEDS_APPROVAL, message=ticket.verdict.reason)
+            return self._refuse(command, APPROVAL_PENDING, pending)
+        errand = Errand(ticket=ticket, step_index=command.step_index, task_id=command.task_id)
+        result = guarded.perform_in_turn(errand, deadline)
+        if result.outcome not in NOT_DONE:
+            self._registry.update(ticket.after(command.step_index, result, self._clock()))
+        return result
 
     def _judge(self, robot_id: str, plan: Plan) -> tuple[tuple[Finding, ...], int]:
         guarded = self._robots.get(robot_id)

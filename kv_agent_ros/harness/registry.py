@@ -8,9 +8,11 @@ from enum import Enum
 import threading
 
 from kv_agent_ros.harness.base import Finding, Verdict
+from kv_agent_ros.robot.base import StepResult
 from kv_agent_ros.robot.plan import Plan, enclosing_arms
 
 MAX_TICKETS = 64  # a robot; the oldest go first
+LOOKS = frozenset({'find', 'inspect'})  # they change nothing; a branch may need a fresh measurement
 CLOCK_TOLERANCE_S = 1.0  # a clock that was set back further than this voids its tickets
 
 
@@ -25,7 +27,10 @@ class TicketState(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """A checked plan. `arms`: what each branch decided when it was first reached; `last_index`: the last step done."""
+    """A checked plan. `arms`: what each branch decided when it was first reached.
+
+    `next_index`: the first step that may be done now; a step that failed may be done again, and a look; others not.
+    """
 
     robot_id: str
     plan: Plan
@@ -34,17 +39,19 @@ class Ticket:
     renewed_s: float
     approved: frozenset[Finding] = frozenset()
     arms: tuple[tuple[int, bool], ...] = ()
-    last_index: int = -1
+    next_index: int = 0
 
     def approved_at(self, now_s: float) -> 'Ticket':
         """The ticket after a person approved what the gate deferred."""
         return replace(self, state=TicketState.ALLOWED, approved=frozenset(self.verdict.findings), renewed_s=now_s)
 
-    def after(self, step_index: int, now_s: float) -> 'Ticket':
-        """The ticket after that step was done."""
+    def after(self, step_index: int, result: StepResult, now_s: float) -> 'Ticket':
+        """The ticket after that step ended with that result."""
         taken = {branch.branch_id: arm for branch, arm in enclosing_arms(self.plan, self.plan.steps[step_index])}
         arms = {**dict(self.arms), **taken}
-        return replace(self, arms=tuple(arms.items()), last_index=step_index, renewed_s=now_s)
+        is_over = result.is_success and self.plan.steps[step_index].skill not in LOOKS
+        next_index = step_index + 1 if is_over else step_index
+        return replace(self, arms=tuple(arms.items()), next_index=next_index, renewed_s=now_s)
 
 
 class PlanRegistry:

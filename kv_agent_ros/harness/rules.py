@@ -26,7 +26,7 @@ from kv_agent_ros.harness.world_rules import (
 GATE_ERROR = 'gate.error'  # a rule or the rehearsal broke: no
 PLAN_BUDGET = 'plan.budget'  # too many steps, too long, too many ways through
 PLAN_EXPIRED = 'plan.expired'  # unknown, void or denied: check it again
-STEP_ORDER = 'step.order'  # a step after a later one was done
+STEP_ORDER = 'step.order'  # a step that was done already, or after a later one was
 BRANCH_CONDITION = 'branch.condition'  # the world does not say what the branch needs
 ROBOT_BUSY = 'robot.busy'  # another step is being done
 ROBOT_UNKNOWN = 'robot.unknown'  # this harness holds no such robot

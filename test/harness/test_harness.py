@@ -321,6 +321,60 @@ def test_earlier_step_is_not_done_after_a_later_one(lab: Lab) -> None:
     assert 'step.order' in harness.execute(command(plan, 0), soon()).message
 
 
+def test_step_that_succeeded_is_not_done_again_and_one_that_failed_is(lab: Lab) -> None:
+    robot = FakeRobot(
+        ROBOT_ID, results={'navigate': [StepResult(outcome=Outcome.EXECUTION_FAILURE)]}, effect=lab.predicted
+    )
+    harness, plan = lab.harness(robot), plan_of(KITCHEN)
+    assert not run(harness, plan).is_success
+    assert harness.execute(command(plan, 0), soon()).is_success
+    assert 'step.order' in harness.execute(command(plan, 0), soon()).message
+
+
+def test_look_that_succeeded_may_be_taken_again(lab: Lab) -> None:
+    harness, plan = lab.harness(lab.obedient_robot()), plan_of(COUNTER, INSPECT)
+    assert run(harness, plan).is_success
+    assert harness.execute(command(plan, 1), soon()).is_success
+    assert harness.execute(command(plan, 1), soon()).is_success
+
+
+class MeddlingClock:
+    """A clock that lets a second caller try the same step whenever it is read after the robot began to act."""
+
+    def __init__(self, lab: Lab, robot: FakeRobot, plan: Plan) -> None:
+        self.lab = lab
+        self.robot = robot
+        self.plan = plan
+        self.harness: AgentHarness | None = None
+        self.results: list[StepResult] = []
+
+    def now_s(self) -> float:
+        harness = self.harness
+        if harness is not None and self.robot.executed:
+            self.harness = None
+            self.results.append(harness.execute(command(self.plan, 0, 'task2'), soon()))
+            self.harness = harness
+        return self.lab.now_s
+
+
+def test_step_is_done_once_however_two_callers_meet(lab: Lab) -> None:
+    robot, plan = lab.obedient_robot(), plan_of(KITCHEN)
+    clock = MeddlingClock(lab, robot, plan)
+    harness = AgentHarness(
+        robots={ROBOT_ID: robot},
+        world=lab.world,
+        policy=lab.policy,
+        audit=lab.audit,
+        latch=lab.latch,
+        clock=clock.now_s,
+        observation_timeout_s=0.05,
+    )
+    clock.harness = harness
+    assert run(harness, plan).is_success
+    assert clock.results
+    assert robot.executed == [KITCHEN]
+
+
 def knife_plan(lab: Lab) -> Plan:
     lab.see_objects(replace(example_cup('knife_1', 0.0, 0.0), category='knife'))
     return plan_of(COUNTER, Step(skill='pick', arguments={'target': 'knife_1'}))
