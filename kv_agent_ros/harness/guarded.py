@@ -62,6 +62,7 @@ class GuardedRobot:
         self._clock = clock
         self._slot = StepSlot()
         self._zeros_left = 0
+        self._newest_stop = object()  # another one with each stop
 
     def skills(self) -> tuple[Skill, ...]:
         """The skills that the policy allows."""
@@ -84,6 +85,7 @@ class GuardedRobot:
         """End the running step and stand still."""
         self._slot.cancel()
         self._velocity.command(STILL)
+        self._newest_stop = object()  # after the wish is gone, so that who sees this one has no older velocity
         self._robot.stop()
 
     def observe_obstacle(self, nearest_m: float) -> None:
@@ -94,10 +96,13 @@ class GuardedRobot:
         """Send the velocity that is due; call it at a steady rate."""
         if self._slot.is_taken:
             return
+        newest_stop = self._newest_stop
         velocity = self._velocity.tick()
         if velocity != STILL:
             self._zeros_left = ZERO_REPEATS
             self._robot.drive(velocity)
+            if self._newest_stop is not newest_stop or self._latch.is_latched(self._robot_id):
+                self._robot.drive(STILL)  # the stop overtook the velocity
         elif self._zeros_left > 0:
             self._zeros_left -= 1
             self._robot.drive(STILL)

@@ -718,6 +718,42 @@ def test_driving_is_bounded_and_ends_with_the_estop(lab: Lab) -> None:
     assert robot.velocities[-1] == Velocity()
 
 
+class SlowWheels(FakeRobot):
+    """A robot that is stopped from elsewhere while a velocity is on its way to it."""
+
+    press: Callable[[], object]
+
+    def drive(self, velocity: Velocity) -> None:
+        press, self.press = self.press, lambda: None
+        press()
+        super().drive(velocity)
+
+
+@pytest.mark.parametrize('button', ['estop', 'stop'])
+def test_velocity_on_its_way_when_the_robot_is_stopped_does_not_stand(lab: Lab, button: str) -> None:
+    robot, now_s = SlowWheels(ROBOT_ID), [0.0]
+    harness = AgentHarness(
+        robots={ROBOT_ID: robot},
+        world=lab.world,
+        policy=lab.policy,
+        audit=lab.audit,
+        latch=lab.latch,
+        clock=lab.clock,
+        steady_clock=lambda: now_s[0],
+    )
+    guarded = harness.robot(ROBOT_ID)
+    assert guarded is not None
+    presses: dict[str, Callable[[], object]] = {
+        'estop': lambda: harness.estop(ROBOT_ID, 'red button'),
+        'stop': guarded.stop,
+    }
+    robot.press = presses[button]
+    guarded.observe_obstacle(5.0)
+    now_s[0] += 0.1
+    guarded.drive(Velocity(linear_mps=0.5))
+    assert [velocity.linear_mps for velocity in robot.velocities] == [pytest.approx(0.1), 0.0]
+
+
 def failed(lab: Lab, result: StepResult, step: Step = KITCHEN) -> AgentHarness:
     harness = lab.harness(FakeRobot(ROBOT_ID, results={step.skill: [result] * 9}))
     plan = plan_of(step)
