@@ -116,11 +116,12 @@ class ActionCaller:
         """The result message. When the deadline ends first the goal is cancelled and its result awaited a moment.
 
         `must_stop` names a reason to cancel before that. Raises UnreachableError when there is no server, when it goes
-        away, when it refuses the goal, or when no result comes.
+        away, when it refuses the goal, or when no result comes; CanceledError when the deadline is cancelled before
+        the goal was accepted.
         """
         if not self._client.wait_for_server(timeout_sec=min(FIND_S, max(deadline.remaining_s, 0.01))):
             raise UnreachableError(f'{self.name}: expected an action server, got none')
-        handle = self._send(goal, on_feedback)
+        handle = self._send(goal, deadline, on_feedback)
         result = handle.get_result_async()
         servers = self._servers()
         presence = Presence(lambda: not servers.isdisjoint(self._servers()))
@@ -143,11 +144,13 @@ class ActionCaller:
         node: Node = self._client._node  # rclpy has no public reader
         return frozenset(bytes(found.endpoint_gid) for found in node.get_publishers_info_by_topic(topic))
 
-    def _send(self, goal: Any, on_feedback: Callable[[Any], None]) -> ClientGoalHandle:
+    def _send(self, goal: Any, deadline: Deadline, on_feedback: Callable[[Any], None]) -> ClientGoalHandle:
         sent = self._client.send_goal_async(goal, feedback_callback=lambda message: on_feedback(message.feedback))
         patience = Deadline(ACCEPT_S)
-        if wait_for(sent, lambda: 'late' if patience.is_over else ''):
+        if wait_for(sent, lambda: 'over' if patience.is_over or deadline.is_canceled else ''):
             sent.add_done_callback(_cancel_late)
+            if deadline.is_canceled:
+                raise CanceledError(f'{self.name}: canceled before the goal was accepted')
             raise UnreachableError(f'{self.name}: expected the goal to be accepted within {ACCEPT_S} s, got no answer')
         handle = sent.result()
         if not handle.accepted:

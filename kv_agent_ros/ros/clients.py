@@ -12,7 +12,7 @@ import numpy as np
 from kv_agent_ros.action import GenerateStream
 from kv_agent_ros.agent.base import Explanation, PlanProposal, PlanRequest
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import ModelUnavailableError, Outcome, UnreachableError
+from kv_agent_ros.errors import CanceledError, ModelUnavailableError, Outcome, UnreachableError
 from kv_agent_ros.inference.base import (
     EngineStats,
     FinishReason,
@@ -21,6 +21,7 @@ from kv_agent_ros.inference.base import (
     TokenListener,
     ignore_tokens,
 )
+from kv_agent_ros.inference.endings import cut_short
 from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
 from kv_agent_ros.ros.conversions.inference import (
@@ -127,6 +128,8 @@ class RosBackend:
             result = self._stream.call(goal, deadline, lambda feedback: on_text(feedback.text))
         except UnreachableError as error:
             raise ModelUnavailableError(str(error)) from error
+        except CanceledError as end:
+            return cut_short(Generation(outcome=end.outcome), end)
         generation = read_generation(result)
         if generation.outcome is Outcome.CANCELED and not deadline.is_canceled:  # we cancelled because time was over
             generation = replace(generation, outcome=Outcome.TIMEOUT, finish_reason=FinishReason.TIMEOUT)
