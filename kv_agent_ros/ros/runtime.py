@@ -2,8 +2,8 @@
 
 A node file gives a `NodeSpec`: `open` builds the core from the config (configure), `serve` creates the endpoints
 (activate). Everything that was created is destroyed in reverse order by deactivate and cleanup. On SIGINT or SIGTERM a
-flag is set, nodes are taken down in order, the process exits with 0; rclpy's own handler would shut the context down
-under running callbacks.
+flag is set, nodes are taken down kind by kind, the process exits with 0; rclpy's own handler would shut the context
+down under running callbacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,14 @@ from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 
 from kv_agent_ros.config import meanings
+from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import KvAgentError
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.parameters import declare_parameters, read_parameters
 
 ConfigT = TypeVar('ConfigT')
 GRACE_S = 3.0
+LEAVE_S = 1.0  # how long the next kind of nodes waits for the one before it to leave
 SPIN_S = 0.1
 NUM_THREADS = 48  # a node; callbacks wait on each other's services, and threads start only when they are needed
 
@@ -79,6 +81,11 @@ class ManagedNode(LifecycleNode):
         self._served = ExitStack()
         self.declare_parameter('autostart', True)
         declare_parameters(self, spec.config)
+
+    @property
+    def kind(self) -> str:
+        """The name of its spec, whatever the node was renamed to."""
+        return self._spec.name
 
     def now_s(self) -> float:
         """ROS time in seconds."""
@@ -167,8 +174,7 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     leave_anyway.daemon = True
     leave_anyway.start()
     leaving.set()
-    for node in reversed(nodes):
-        node.leave()  # still spinning: the last calls of a core are answered
+    leave_by_kind(nodes, LEAVE_S)  # still spinning: the last calls of a core are answered
     ended.set()
     spinner.join()
     executor.shutdown(timeout_sec=1.0)
@@ -177,6 +183,26 @@ def run_nodes(make_nodes: Callable[[], Sequence[ManagedNode]], args: Sequence[st
     rclpy.try_shutdown()
     leave_anyway.cancel()
     return stop.exit_code
+
+
+def leave_by_kind(nodes: Sequence[ManagedNode], patience_s: float) -> None:
+    """All nodes of the last kind at once, then those before; a slow kind delays the next by `patience_s` at most.
+
+    So every robot is told to stand still early, however many there are and whatever their agents wait for.
+    """
+    leaving: list[threading.Thread] = []
+    for kind in dict.fromkeys(node.kind for node in reversed(nodes)):
+        of_kind = [
+            threading.Thread(target=node.leave, name='leave', daemon=True) for node in nodes if node.kind == kind
+        ]
+        for thread in of_kind:
+            thread.start()
+        patience = Deadline(patience_s)
+        for thread in of_kind:
+            thread.join(patience.remaining_s)
+        leaving += of_kind
+    for thread in leaving:
+        thread.join()
 
 
 class StopSignal:

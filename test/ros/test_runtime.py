@@ -14,7 +14,7 @@ from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.msg import Metric
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.qos import EVENT
-from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, spin_until
+from kv_agent_ros.ros.runtime import ManagedNode, NodeSpec, leave_by_kind, spin_until
 
 WAIT_S = 20.0
 
@@ -128,3 +128,38 @@ def test_a_callback_whose_endpoint_goes_while_it_runs_is_no_error(
     executor.shutdown(timeout_sec=WAIT_S)
     node.destroy_node()
     assert 'Traceback' not in capfd.readouterr().err
+
+
+def test_every_robot_is_told_to_stand_still_while_agents_take_their_time(default_context: None) -> None:
+    all_still, answers = threading.Barrier(2 + 1, timeout=WAIT_S), list[bool]()
+    may_end = threading.Event()
+
+    class Quiet:
+        def close(self) -> None:
+            pass
+
+    def serve_agent(core: Quiet, config: NoConfig, endpoints: Endpoints) -> None:
+        endpoints.on_close(lambda: answers.append(may_end.wait(WAIT_S)))
+
+    def serve_harness(core: Quiet, config: NoConfig, endpoints: Endpoints) -> None:
+        def stand_still() -> None:
+            all_still.wait()
+
+        endpoints.on_close(stand_still)
+
+    def make(name: str, robot: str, serve: Callable[[Quiet, NoConfig, Endpoints], None]) -> ManagedNode:
+        spec = NodeSpec(name=name, config=NoConfig, open=lambda config, node: Quiet(), serve=serve)
+        return ManagedNode(spec, namespace=robot)
+
+    kinds = (('harness', serve_harness), ('agent', serve_agent))
+    nodes = [make(name, robot, serve) for robot in ('robot1', 'robot2') for name, serve in kinds]
+    assert all(node.autostart() for node in nodes)
+    farewell = threading.Thread(target=leave_by_kind, args=(nodes, 0.1))
+    farewell.start()
+    all_still.wait()  # both harnesses are here while both agents wait
+    assert answers == []
+    may_end.set()
+    farewell.join(WAIT_S)
+    assert answers == [True, True]
+    for node in nodes:
+        node.destroy_node()
