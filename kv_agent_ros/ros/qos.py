@@ -13,3 +13,6 @@ EVENT = QoSProfile(depth=100, reliability=ReliabilityPolicy.RELIABLE)
 
 COMMAND = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
 """Velocity commands: only the newest, stamped."""
+
+NEWEST = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)
+"""Of a stream only the newest, for who acts on what is so now: observations at the velocity guard."""
