@@ -25,7 +25,7 @@ from kv_agent_ros.agent.recall import TaskMemory
 from kv_agent_ros.agent.rest import rest_of
 from kv_agent_ros.agent.session import AgentSession
 from kv_agent_ros.agent.session_store import SessionStore
-from kv_agent_ros.agent.task import StepRecord, Task, TaskPhase, TaskResult
+from kv_agent_ros.agent.task import StepRecord, Task, TaskMode, TaskPhase, TaskResult
 from kv_agent_ros.agent.walk import PlanWalk
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import KvAgentError, Outcome, Status
@@ -86,9 +86,14 @@ class RobotAgent:
         self._clock = clock
         self._steady_clock = steady_clock
         self._limits = limits
+        self._acts = {TaskMode.DO: self._do, TaskMode.REHEARSE: self._rehearse}
 
     def run(self, task: Task, deadline: Deadline, on_progress: ProgressListener = ignore_progress) -> TaskResult:
-        """Do the task; always a result. The robot stands still after it, after a failure at its dock if possible."""
+        """Do or rehearse the task, as its mode says; always a result."""
+        return self._acts[task.mode](task, deadline, on_progress)
+
+    def _do(self, task: Task, deadline: Deadline, on_progress: ProgressListener) -> TaskResult:
+        """The robot stands still after it, after a failure at its dock if possible."""
         journal = Journal(task, on_progress, self._steady_clock())
         report = ''
         try:
@@ -106,7 +111,7 @@ class RobotAgent:
             status = self._make_safe(journal, Status(outcome=error.outcome, message=str(error)), deadline)
         return journal.result(status, report, self._audit_head(task.robot_id), self._steady_clock())
 
-    def rehearse(self, task: Task, deadline: Deadline, on_progress: ProgressListener = ignore_progress) -> TaskResult:
+    def _rehearse(self, task: Task, deadline: Deadline, on_progress: ProgressListener) -> TaskResult:
         """Plan the task and let the gate judge the plan; nothing moves, and only the conversation is kept."""
         journal = Journal(task, on_progress, self._steady_clock())
         try:

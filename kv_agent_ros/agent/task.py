@@ -9,6 +9,15 @@ from kv_agent_ros.robot.base import Step
 from kv_agent_ros.robot.plan import Plan
 
 
+class TaskMode(Enum):
+    """What is to become of a task."""
+
+    DO = 'do'
+    """The robot does it."""
+    REHEARSE = 'rehearse'
+    """It is planned and judged; nothing moves."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
     """What a person asked of a robot. `timeout_s` counts from acceptance."""
@@ -17,6 +26,7 @@ class Task:
     robot_id: str
     instruction: str
     timeout_s: float = 600.0
+    mode: TaskMode = TaskMode.DO
 
 
 class TaskPhase(Enum):

@@ -91,8 +91,9 @@ def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
         route = planned_route(plan, world.snapshot(), config.robot_id, world.predict)
         path.publish(path_message(route, endpoints.now_s()))
 
-    service = TaskService(agent, core.book, config.robot_id, show)
-    worker = Worker(core.book, config.robot_id, service.run, endpoints.node.get_logger())
+    logger = endpoints.node.get_logger()
+    service = TaskService(agent, core.book, config.robot_id, show, logger)
+    worker = Worker(core.book, config.robot_id, service.run, logger)
     endpoints.on_close(worker.close)
     endpoints.action(ExecuteTask, '~/execute_task', service.execute)
     endpoints.service(SubmitTask, 'submit_task', service.submit)

@@ -1,19 +1,22 @@
 """The task services of agent_node: execute_task with feedback and confirmed cancel, and the thin ones around it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 import uuid
 
 from rclpy.action.server import ServerGoalHandle
+from rclpy.impl.rcutils_logger import RcutilsLogger
 
 from kv_agent_ros.action import ExecuteTask
 from kv_agent_ros.agent.journal import ProgressListener, ignore_progress
 from kv_agent_ros.agent.robot_agent import RobotAgent
-from kv_agent_ros.agent.task import Task, TaskProgress, TaskResult
+from kv_agent_ros.agent.task import Task, TaskMode, TaskProgress, TaskResult
 from kv_agent_ros.agent.task_queue import TaskBook, TaskEntry
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import TaskStatus
+from kv_agent_ros.nodes.listeners import isolated
 from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.ros.conversions.task import fill_feedback, fill_task_result
 from kv_agent_ros.ros.conversions.values import result_to_msg
@@ -26,31 +29,47 @@ POLL_S = 0.2
 class TaskService:
     """The callbacks."""
 
-    def __init__(self, agent: RobotAgent, book: TaskBook, robot_id: str, on_plan: Callable[[Plan], None]) -> None:
+    def __init__(
+        self,
+        agent: RobotAgent,
+        book: TaskBook,
+        robot_id: str,
+        on_plan: Callable[[Plan], None],
+        logger: RcutilsLogger,
+    ) -> None:
         self._on_plan = on_plan
         self._agent = agent
         self._book = book
         self._robot_id = robot_id
+        self._logger = logger
         self._listeners: dict[str, ProgressListener] = {}  # of tasks that came by the action
-        self._dry_runs: set[str] = set()
 
     def run(self, task: Task, deadline: Deadline, note: ProgressListener) -> TaskResult:
         """Run a task of the book, telling the book and whoever waits for it."""
-        listener = self._listeners.get(task.task_id, ignore_progress)
+        listeners = (
+            isolated(self._listeners.get(task.task_id, ignore_progress), self._logger.error),
+            isolated(self._show_plan, self._logger.error),
+        )
 
         def tell(progress: TaskProgress) -> None:
             note(progress)
-            listener(progress)
-            if progress.plan is not None and progress.step_index < 0:
-                self._on_plan(progress.plan)
+            for listen in listeners:
+                listen(progress)
 
-        act = self._agent.rehearse if task.task_id in self._dry_runs else self._agent.run
-        return act(task, deadline, tell)
+        self._logger.info(f'{task.task_id} begins')
+        result = self._agent.run(task, deadline, tell)
+        self._logger.info(f'{task.task_id} ends after {result.duration_s:.1f} s: {result.outcome.name}')
+        return result
+
+    def _show_plan(self, progress: TaskProgress) -> None:
+        if progress.plan is not None and progress.step_index < 0:
+            self._on_plan(progress.plan)
 
     def execute(self, goal: ServerGoalHandle, result: ExecuteTask.Result) -> Status:
         """execute_task."""
         asked = goal.request
         task, status = self._task(asked.instruction, asked.robot_id, asked.timeout_s)
+        task = replace(task, mode=TaskMode.REHEARSE if asked.dry_run else TaskMode.DO)
 
         def tell(progress: TaskProgress) -> None:
             feedback = ExecuteTask.Feedback()
@@ -58,13 +77,11 @@ class TaskService:
             goal.publish_feedback(feedback)
 
         self._listeners[task.task_id] = tell
-        self._dry_runs |= {task.task_id} if asked.dry_run else set()
         try:
             status = self._book.submit(task) if status.is_success else status
             return self._await(goal, task, result) if status.is_success else status
         finally:
             self._listeners.pop(task.task_id, None)
-            self._dry_runs.discard(task.task_id)
 
     def _await(self, goal: ServerGoalHandle, task: Task, result: ExecuteTask.Result) -> Status:
         with cancel_with(goal, Deadline(2 * task.timeout_s)) as asked:
