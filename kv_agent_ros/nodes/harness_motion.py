@@ -41,6 +41,7 @@ class MotionService:
         self._scan_max_age_s = records.policy.velocity.scan_max_age_s
         self._endpoints = endpoints
         self._published: list[tuple[bool, int]] = []
+        self._is_told_estopped = False
         self._state = endpoints.publisher(SafetyState, 'safety_state', STATE)
 
     def execute(self, goal: ServerGoalHandle, result: ExecuteStep.Result) -> Status:
@@ -85,6 +86,7 @@ class MotionService:
         """Velocities that are due; the safety state when it has changed, and as the gate's heartbeat."""
         self._harness.tick()
         is_estopped = self._records.latch.is_latched(self._robot_id)
+        self._tell(is_estopped)
         due = (is_estopped, int(time.monotonic() / HEARTBEAT_S))
         if self._published == [due]:
             return
@@ -110,6 +112,17 @@ class MotionService:
         with suppress(UnreachableError):  # a driver that is gone has stopped by its own watchdog
             for robot in self._robots():
                 robot.stop()
+
+    def _tell(self, is_estopped: bool) -> None:
+        if is_estopped == self._is_told_estopped:
+            return
+        self._is_told_estopped = is_estopped
+        logger = self._endpoints.node.get_logger()
+        if is_estopped:
+            reason = self._records.latch.reason(self._robot_id)
+            logger.warning(f'e-stop latched: {reason}; a person must reset it')
+        else:
+            logger.info('e-stop reset; nothing moves by itself')
 
     def _age_s(self, stamp: Time) -> float:
         return self._endpoints.now_s() - time_from_msg(stamp)

@@ -44,6 +44,7 @@ class Bench:
         records = SafetyRecords(
             policy=lab.policy, audit=lab.audit, key=lab.key, directory=directory / 'audit', latch=lab.latch
         )
+        self.latch = lab.latch
         self.robot = FakeRobot()
         self.endpoints = endpoints
         self.service = MotionService(lab.harness(self.robot), records, HarnessConfig(), endpoints)
@@ -101,3 +102,16 @@ def test_observation_of_now_frees_the_way(bench: Bench) -> None:
     bench.observe(0.1)
     bench.forward()
     assert bench.has_moved
+
+
+def test_a_latched_stop_and_its_reset_are_logged_once_each(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    bench.service.watch()
+    bench.latch.latch('robot1', 'a person shouted')
+    bench.service.watch()
+    bench.service.watch()
+    bench.latch.release('robot1')
+    bench.service.watch()
+    bench.service.watch()
+    told = [line for line in capfd.readouterr().err.splitlines() if 'e-stop' in line]
+    assert [line.split()[0] for line in told] == ['[WARN]', '[INFO]']
+    assert 'a person shouted' in told[0]
