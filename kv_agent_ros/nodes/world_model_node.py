@@ -1,13 +1,14 @@
 """The world model as a node: observations in, `world_state`, markers and map out, rehearsals as a service."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from nav_msgs.msg import OccupancyGrid
 from visualization_msgs.msg import MarkerArray
 
 from kv_agent_ros.build.home import load_world, world_path
 from kv_agent_ros.config import WorldModelConfig
-from kv_agent_ros.errors import Outcome, Status
+from kv_agent_ros.errors import BadRequestError, Outcome, Status
 from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import Observation as ObservationMsg
 from kv_agent_ros.msg import WorldState as WorldMsg
@@ -57,8 +58,12 @@ class WorldService:
         grid = occupancy(self._model.snapshot().map, furniture, self._config.grid_resolution_m)
         self._grid.publish(occupancy_grid(grid.origin, grid.cells, grid.resolution_m))
 
-    def observe(self, message: ObservationMsg) -> None:
-        """Apply an observation and publish the state that it makes."""
+    def observe(self, robot_id: str, message: ObservationMsg) -> None:
+        """Apply an observation of that robot and publish the state that it makes."""
+        if message.robot.robot_id != robot_id:
+            raise BadRequestError(
+                f'{robot_id}/observation: expected {robot_id}, got {message.robot.robot_id!r}; dropped'
+            )
         self._state.publish(world_to_msg(self._model.apply(observation_from_msg(message))))
 
     def publish(self) -> None:
@@ -100,7 +105,7 @@ def serve(core: WorldCore, config: WorldModelConfig, endpoints: Endpoints) -> No
     """Topics and services."""
     service = WorldService(core.model, config, endpoints)
     for robot in config.robots:
-        endpoints.subscription(ObservationMsg, f'{robot}/observation', EVENT, service.observe)
+        endpoints.subscription(ObservationMsg, f'{robot}/observation', EVENT, partial(service.observe, robot))
     endpoints.service(GetWorldState, 'get_world_state', service.get)
     endpoints.service(PredictStep, 'predict_step', service.predict)
     endpoints.stats(lambda: to_metrics(service.metrics()))

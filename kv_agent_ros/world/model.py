@@ -36,7 +36,7 @@ class WorldModel:
     def apply(self, observation: Observation) -> WorldState:
         """Merge one observation and wake the waiters; returns the state after it.
 
-        Raises BadRequestError when a stamp is not finite or the robot has no name.
+        Raises BadRequestError when a stamp or a place is not finite or the robot has no name.
         """
         _check(observation)
         with self._changed:
@@ -70,6 +70,13 @@ def _check(observation: Observation) -> None:
         raise BadRequestError('observation: expected the name of the robot that saw it, got none')
     stamps = [observation.stamp_s, observation.robot.stamp_s]
     stamps += [thing.seen_s for thing in observation.objects] + [person.seen_s for person in observation.people]
-    bad = [stamp for stamp in stamps if not math.isfinite(stamp)]
+    poses = [observation.robot.pose, *(thing.pose for thing in observation.objects)]
+    places = [(pose.x_m, pose.y_m, pose.yaw_rad) for pose in poses] + [person.position for person in observation.people]
+    _expect_finite(observation, 'stamps', stamps)
+    _expect_finite(observation, 'places', [value for place in places for value in place])
+
+
+def _expect_finite(observation: Observation, what: str, values: list[float]) -> None:
+    bad = [value for value in values if not math.isfinite(value)]
     if bad:
-        raise BadRequestError(f'observation of {observation.robot.robot_id}: expected finite stamps, got {bad[0]}')
+        raise BadRequestError(f'observation of {observation.robot.robot_id}: expected finite {what}, got {bad[0]}')
