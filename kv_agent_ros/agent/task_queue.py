@@ -22,10 +22,11 @@ RunTask = Callable[[Task, Deadline, ProgressListener], TaskResult]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskEntry:
-    """One task in the book. `result` is final once `progress.phase` is DONE."""
+    """One task in the book; accepted at `accepted_s` on the book's clock. `result` is final once the phase is DONE."""
 
     task: Task
     progress: TaskProgress
+    accepted_s: float
     result: TaskResult | None = None
 
     @property
@@ -65,7 +66,8 @@ class TaskBook:
             if len(self._waiting(task.robot_id)) >= self._max_queued:
                 return _bad(f'{task.robot_id}: expected fewer than {self._max_queued} waiting tasks; try again later')
             progress = TaskProgress(task_id=task.task_id, phase=TaskPhase.QUEUED, message='accepted')
-            self._entries[task.task_id] = TaskEntry(task=task, progress=progress)
+            entry = TaskEntry(task=task, progress=progress, accepted_s=self._clock())
+            self._entries[task.task_id] = entry
             self._deadlines[task.task_id] = deadline
             self._changed.notify_all()
         return Status(message='accepted')
@@ -74,6 +76,10 @@ class TaskBook:
         """The task as it stands, None when the book has none of that id (any more)."""
         with self._changed:
             return self._entries.get(task_id)
+
+    def duration_s(self, entry: TaskEntry) -> float:
+        """How long the task took; of one that is not done, how long ago it was accepted."""
+        return self._clock() - entry.accepted_s if entry.result is None else entry.result.duration_s
 
     def list(self, robot_id: str) -> tuple[TaskEntry, ...]:
         """That robot's tasks ('' = all robots'), in order of acceptance."""

@@ -106,7 +106,7 @@ class TaskService:
         entry = self._book.get(request.task_id)
         if entry is None:
             return Status(outcome=Outcome.BAD_REQUEST, message=f'no task {request.task_id!r}; list_tasks has them')
-        response.status = _summary(entry)
+        response.status = self._summary(entry)
         if entry.result is not None:
             fill_task_result(entry.result, response.status)
         return Status()
@@ -118,7 +118,7 @@ class TaskService:
     def list_tasks(self, request: ListTasks.Request, response: ListTasks.Response) -> None:
         """list_tasks."""
         newest = list(reversed(self._book.list(self._robot_id)))[: request.limit]
-        response.tasks = [_summary(entry) for entry in newest]
+        response.tasks = [self._summary(entry) for entry in newest]
 
     def metrics(self) -> list[Metric]:
         """Tasks by outcome."""
@@ -138,15 +138,14 @@ class TaskService:
         message = f'robot_id: this agent is {self._robot_id}, got {robot_id!r}; ask in that namespace'
         return task, Status(outcome=Outcome.ROBOT_NOT_FOUND, message=message)
 
-
-def _summary(entry: TaskEntry) -> TaskStatus:
-    message = TaskStatus(
-        task_id=entry.task.task_id,
-        robot_id=entry.task.robot_id,
-        instruction=entry.task.instruction,
-        phase=entry.progress.phase.value,
-    )
-    if entry.result is not None:
-        message.result = result_to_msg(entry.result.outcome, entry.result.message)
-        message.duration_s = entry.result.duration_s
-    return message
+    def _summary(self, entry: TaskEntry) -> TaskStatus:
+        message = TaskStatus(
+            task_id=entry.task.task_id,
+            robot_id=entry.task.robot_id,
+            instruction=entry.task.instruction,
+            phase=entry.progress.phase.value,
+            duration_s=self._book.duration_s(entry),
+        )
+        if entry.result is not None:
+            message.result = result_to_msg(entry.result.outcome, entry.result.message)
+        return message

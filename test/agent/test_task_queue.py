@@ -120,3 +120,15 @@ def test_a_task_whose_run_raises_is_done_and_says_so() -> None:
     entry = book.get('a')
     assert entry is not None and entry.result is not None and entry.result.outcome is Outcome.INTERNAL
     assert book.submit(task('b')).is_success and book.work('robot1', succeed, Deadline(1.0))
+
+
+def test_the_duration_of_a_task_that_is_not_done_counts_from_its_acceptance() -> None:
+    now_s = [100.0]
+    book = TaskBook(clock=lambda: now_s[0])
+    book.submit(task('a'))
+    now_s[0] = 107.0
+    (entry,) = book.list('robot1')
+    assert book.duration_s(entry) == 7.0
+    assert book.work('robot1', succeed, Deadline(1.0))
+    (entry,) = book.list('robot1')
+    assert entry.result is not None and book.duration_s(entry) == entry.result.duration_s

@@ -16,6 +16,7 @@ from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.nodes.agent_services import TaskService
 from kv_agent_ros.nodes.listeners import isolated
 from kv_agent_ros.robot.plan import Plan
+from kv_agent_ros.srv import ListTasks
 from kv_agent_ros.world.fake import example_cup
 
 POLICY = Path(__file__).parents[2] / 'config' / 'policies' / 'default.yaml'
@@ -27,7 +28,8 @@ class Desk:
 
     def __init__(self, directory: Path, on_plan: Callable[[Plan], None]) -> None:
         self.home = FakeHome(directory, load_policy(POLICY), (example_cup('cup_1', 1.0, 0.0),))
-        self.book = TaskBook()
+        self.now_s = 100.0
+        self.book = TaskBook(clock=lambda: self.now_s)
         agent = self.home.agent(UnavailableBackend())
         self.service = TaskService(agent, self.book, 'robot1', on_plan, get_logger('desk'))
 
@@ -62,6 +64,15 @@ def test_a_listener_that_fails_does_not_end_the_task(tmp_path: Path, capfd: pyte
     assert 'ZeroDivisionError: a path that cannot be drawn' in printed
     assert 't1 begins' in printed
     assert 't1 ends' in printed and 'SUCCESS' in printed
+
+
+def test_the_list_says_how_long_ago_an_open_task_was_accepted(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, lambda plan: None)
+    desk.book.submit(Task(task_id='t1', robot_id='robot1', instruction='return to the dock'))
+    desk.now_s += 7.0
+    response = ListTasks.Response()
+    desk.service.list_tasks(ListTasks.Request(), response)
+    assert [task.duration_s for task in response.tasks] == [7.0]
 
 
 def test_a_listener_that_fails_is_told_of_once() -> None:
