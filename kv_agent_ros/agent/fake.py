@@ -141,7 +141,8 @@ class FakeHome:
         seen = tuple(
             _sighting(thing, self.now_s, is_close=thing.object_id in close or thing.category in close) for thing in near
         )
-        self.world.apply(Observation(robot=robot, stamp_s=self.now_s, objects=seen))
+        doors = tuple(door for door in self.truth.doors if robot.room in door.rooms)
+        self.world.apply(Observation(robot=robot, stamp_s=self.now_s, objects=seen, doors=doors))
         self.now_s -= LATENCY_S
 
     def _act(self, state: RobotState, step: Step) -> RobotState:

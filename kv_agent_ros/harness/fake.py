@@ -51,8 +51,7 @@ class Lab:
 
     def see(self, robot: RobotState, objects: tuple[ObjectState, ...], people: tuple[PersonState, ...]) -> None:
         """One observation, now."""
-        robot = replace(robot, stamp_s=self.now_s)
-        self.world.apply(Observation(robot=robot, stamp_s=self.now_s, objects=objects, people=people))
+        self._apply(Observation(robot=robot, stamp_s=self.now_s, objects=objects, people=people))
 
     def see_objects(self, *objects: ObjectState) -> None:
         """These things come into view."""
@@ -99,13 +98,17 @@ class Lab:
         self._observe(self.world.snapshot())
         return state
 
+    def _apply(self, seen: Observation) -> None:
+        self.world.apply(replace(seen, robot=replace(seen.robot, stamp_s=seen.stamp_s)))
+
     def _observe(self, after: WorldState) -> None:
         self.now_s += ACT_S
         robot = after.robot(ROBOT_ID)
         if robot is None or self.is_blind:
             return
         self.now_s += LATENCY_S
-        self.see(robot, tuple(_seen(thing, self.now_s) for thing in after.objects), ())
+        things = tuple(_seen(thing, self.now_s) for thing in after.objects)
+        self._apply(Observation(robot=robot, stamp_s=self.now_s, objects=things, doors=after.doors))
         self.now_s -= LATENCY_S
 
 

@@ -161,7 +161,7 @@ def _doors(frame: Frame, home: WorldMap, dropped: Counter[str]) -> Iterable[Door
     known = {door.name: door for door in home.doors}
     for reading in frame.doors:
         if reading.name in known:
-            yield replace(known[reading.name], is_open=reading.is_open)
+            yield replace(known[reading.name], is_open=reading.is_open, seen_s=frame.stamp_s)
         else:
             dropped['door unknown'] += 1
 

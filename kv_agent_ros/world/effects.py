@@ -148,6 +148,8 @@ def _turned(scene: _Scene) -> EffectCheck:
     door = resolve_door(scene.after, scene.target)
     if isinstance(door, (Missing, Ambiguous)):
         return _missed(door.reason)
+    if door.seen_s <= scene.since_s:
+        return _missed(f'{door.name} was not seen since')
     state = 'open' if door.is_open else 'closed'
     return _check(door.is_open == (scene.step.skill == 'open'), f'{door.name} is {state}')
 

@@ -49,12 +49,13 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Door:
-    """A doorway between two rooms."""
+    """A doorway between two rooms. `seen_s`: when its state was last observed, 0 = never (the map's default)."""
 
     name: str
     rooms: tuple[str, str]
     position: Point
     is_open: bool = True
+    seen_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,11 +19,10 @@ NEVER = float('-inf')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
-    """The world and the stamps that its values have no field for."""
+    """The world and the stamps of what is no more in it."""
 
     world: WorldState
     gone_s: Mapping[str, float] = field(default_factory=lambda: NO_STAMPS)  # object or person id → when found missing
-    door_s: Mapping[str, float] = field(default_factory=lambda: NO_STAMPS)  # door name → when seen
 
 
 def apply_observation(ledger: Ledger, seen: Observation) -> Ledger:
@@ -104,12 +103,10 @@ def _with_people(ledger: Ledger, sightings: tuple[PersonState, ...]) -> Ledger:
 
 def _with_doors(ledger: Ledger, sightings: tuple[Door, ...], stamp_s: float) -> Ledger:
     doors = {door.name: door for door in ledger.world.doors}
-    door_s = dict(ledger.door_s)
     for seen in sightings:
-        if seen.name in doors and stamp_s > door_s.get(seen.name, NEVER):
-            door_s[seen.name] = stamp_s
-            doors[seen.name] = replace(doors[seen.name], is_open=seen.is_open)
-    return replace(ledger, door_s=door_s, world=replace(ledger.world, doors=tuple(doors.values())))
+        if seen.name in doors and stamp_s > doors[seen.name].seen_s:
+            doors[seen.name] = replace(doors[seen.name], is_open=seen.is_open, seen_s=stamp_s)
+    return replace(ledger, world=replace(ledger.world, doors=tuple(doors.values())))
 
 
 def _without_gone(ledger: Ledger, gone: tuple[str, ...], stamp_s: float) -> Ledger:

@@ -73,7 +73,7 @@ OBJECT = st.builds(
     properties=ARGUMENTS,
 )
 PERSON = st.builds(PersonState, person_id=TEXT, seen_s=STAMP, position=POINT)
-DOOR = st.builds(Door, name=TEXT, rooms=st.tuples(TEXT, TEXT), position=POINT, is_open=st.booleans())
+DOOR = st.builds(Door, name=TEXT, rooms=st.tuples(TEXT, TEXT), position=POINT, is_open=st.booleans(), seen_s=STAMP)
 LOCATION = st.builds(
     Location, name=TEXT, category=TEXT, room=TEXT, kind=st.sampled_from(LocationKind), pose=POSE, approach=POSE
 )

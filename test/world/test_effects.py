@@ -19,6 +19,11 @@ def world(stamp_s: float, *objects: ObjectState, **changes: object) -> WorldStat
     return replace(with_objects(HOME, *objects), stamp_s=stamp_s, robots=(robot,))
 
 
+def with_door_seen(home: WorldState, seen_s: float) -> WorldState:
+    """The same world in which the doors were last seen then."""
+    return replace(home, doors=tuple(replace(door, seen_s=seen_s) for door in home.doors))
+
+
 def step(skill: str, **arguments: Argument) -> Step:
     return Step(skill=skill, arguments=arguments)
 
@@ -123,8 +128,16 @@ CASES = [
     ),
     (step('dock'), world(10.0, is_docked=False), world(20.0), True, 'docked'),
     (step('dock'), world(10.0), world(20.0, is_docked=False), False, 'not docked'),
-    (step('open', target='kitchen_door'), world(10.0), world(20.0), True, 'kitchen_door is open'),
-    (step('close', target='kitchen_door'), world(10.0), world(20.0), False, 'kitchen_door is open'),
+    (step('open', target='kitchen_door'), world(10.0), with_door_seen(world(20.0), 20.0), True, 'kitchen_door is open'),
+    (step('open', target='kitchen_door'), world(10.0), world(20.0), False, 'kitchen_door was not seen since'),
+    (
+        step('open', target='kitchen_door'),
+        world(10.0),
+        with_door_seen(world(20.0), 10.0),
+        False,
+        'kitchen_door was not seen since',
+    ),
+    (step('close', target='kitchen_door'), world(10.0), with_door_seen(world(20.0), 20.0), False, 'is open'),
     (step('wait', duration_s=1.0), world(10.0), world(11.0), True, '1.00 s'),
     (step('fly'), world(10.0), world(20.0), False, 'no post-condition'),
 ]

@@ -118,7 +118,7 @@ def test_doors_and_people_follow_the_latest_sighting() -> None:
     model.apply(replace(seen(2.0), doors=(shut, replace(shut, name='no_such_door')), people=(someone,)))
     late = replace(shut, is_open=True), replace(someone, seen_s=1.0, position=(5.0, 1.0))
     world = model.apply(replace(seen(1.0), doors=(late[0],), people=(late[1],)))
-    assert [(door.name, door.is_open, door.position) for door in world.doors] == [('kitchen_door', False, (4.0, 2.0))]
+    assert world.doors == (replace(example_map().doors[0], is_open=False, seen_s=2.0),)
     assert world.people[0].position == (1.0, 1.0)
 
 

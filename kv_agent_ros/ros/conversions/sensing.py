@@ -96,7 +96,7 @@ def detections_to_msg(frame: Frame, stamp_s: float, home: WorldMap) -> Detection
             for person in frame.people
         ],
         doors=[
-            door_to_msg(replace(known[reading.name], is_open=reading.is_open))
+            door_to_msg(replace(known[reading.name], is_open=reading.is_open, seen_s=stamp_s))
             for reading in frame.doors
             if reading.name in known
         ],

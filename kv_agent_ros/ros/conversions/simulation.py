@@ -19,7 +19,9 @@ def truth_to_world(truth: HomeTruth, home: WorldMap) -> WorldState:
             PersonState(person_id=person.person_id, seen_s=truth.stamp_s, position=person.position)
             for person in truth.people
         ),
-        doors=tuple(replace(door, is_open=is_open.get(door.name, door.is_open)) for door in home.doors),
+        doors=tuple(
+            replace(door, is_open=is_open.get(door.name, door.is_open), seen_s=truth.stamp_s) for door in home.doors
+        ),
     )
 
 

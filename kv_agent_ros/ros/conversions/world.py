@@ -170,15 +170,19 @@ def person_from_msg(message: PersonMsg) -> PersonState:
 
 def door_to_msg(door: Door) -> DoorMsg:
     """Door → message."""
-    position = point_to_msg(door.position)
-    return DoorMsg(name=door.name, rooms=list(door.rooms), position=position, is_open=door.is_open)
+    position, seen = point_to_msg(door.position), time_to_msg(door.seen_s)
+    return DoorMsg(name=door.name, rooms=list(door.rooms), position=position, is_open=door.is_open, seen=seen)
 
 
 def door_from_msg(message: DoorMsg) -> Door:
     """Message → Door."""
     first, second = message.rooms
     return Door(
-        name=message.name, rooms=(first, second), position=point_from_msg(message.position), is_open=message.is_open
+        name=message.name,
+        rooms=(first, second),
+        position=point_from_msg(message.position),
+        is_open=message.is_open,
+        seen_s=time_from_msg(message.seen),
     )
 
 
