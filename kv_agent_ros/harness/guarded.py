@@ -30,7 +30,6 @@ from kv_agent_ros.world.state import WorldState
 
 ZERO_REPEATS = 5  # a lost message must not leave the robot driving
 NEVER_S = float('-inf')
-NO_AGE_LIMIT_S = float('inf')  # how old a measurement may be that a branch was decided on is the agent's concern
 
 
 class GuardedRobot:
@@ -190,13 +189,13 @@ class GuardedRobot:
 
     def _judge_branches(self, errand: Errand, world: WorldState) -> tuple[Finding, ...]:
         """A branch goes the way it went when it was first reached; then, the world must say so."""
-        decided, findings = dict(errand.ticket.arms), []
+        decided, findings, max_age_s = dict(errand.ticket.arms), [], self._law.policy.plan.condition_max_age_s
         for branch, arm in enclosing_arms(errand.ticket.plan, errand.step):
             if branch.branch_id in decided:
                 if decided[branch.branch_id] is not arm:
                     findings.append(_no(errand, BRANCH_CONDITION, f'{branch.condition} was decided the other way'))
                 continue
-            found = evaluate(branch.condition, world, self._clock(), NO_AGE_LIMIT_S)
+            found = evaluate(branch.condition, world, self._clock(), max_age_s)
             if found.truth is not (Truth.TRUE if arm else Truth.FALSE):
                 findings.append(_no(errand, BRANCH_CONDITION, f'{branch.condition}: {found.reason}'))
         return tuple(findings)

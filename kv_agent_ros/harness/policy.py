@@ -48,11 +48,16 @@ class PeoplePolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanPolicy:
-    """Budgets of a plan. `ttl_s`: an ALLOW is void that long after the check or the last step done."""
+    """Budgets of a plan.
+
+    `ttl_s`: an ALLOW is void that long after the check or the last step done. `condition_max_age_s`: a branch is not
+    decided on an older measurement.
+    """
 
     max_steps: int
     max_duration_s: float
     ttl_s: float
+    condition_max_age_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +195,7 @@ def _read_plan(section: Section) -> PlanPolicy:
         max_steps=section.count('max_steps', 1, 1000),
         max_duration_s=section.number('max_duration_s', 1.0, 86400.0),
         ttl_s=section.number('ttl_s', 1.0, 86400.0),
+        condition_max_age_s=section.number('condition_max_age_s', 1.0, 86400.0),
     )
     section.close()
     return plan

@@ -268,6 +268,18 @@ def test_step_of_an_arm_that_the_world_denies_is_refused(lab: Lab) -> None:
     assert robot.executed == [COUNTER]
 
 
+@pytest.mark.parametrize(('age_s', 'is_refused'), [(110.0, False), (130.0, True)])
+def test_branch_is_not_decided_on_a_measurement_that_is_too_old(lab: Lab, age_s: float, is_refused: bool) -> None:
+    wait = in_branch(Step(skill='wait', arguments={'duration_s': 1.0}), 1, True)
+    plan = Plan(steps=(wait,), branches=(Branch(branch_id=1, condition=CUP_IS_FULL),))
+    harness = lab.harness(lab.obedient_robot())
+    assert harness.check_plan(ROBOT_ID, plan).decision is Decision.ALLOW
+    lab.now_s += age_s
+    lab.see_robot(lab.state())
+    result = harness.execute(command(plan, 0), soon())
+    assert ('branch.condition' in result.message) is is_refused, result.message
+
+
 def test_stale_world_refuses_the_act(lab: Lab) -> None:
     robot = lab.obedient_robot()
     harness = lab.harness(robot)
