@@ -6,6 +6,7 @@ log; the keyed checkpoints show a rewrite of the whole; the head beside the key 
 
 from collections.abc import Callable, Iterator, Mapping
 import hashlib
+from itertools import islice
 from pathlib import Path
 import threading
 from typing import Protocol
@@ -42,6 +43,10 @@ class Audit(Protocol):
         """The newest `limit` records that are wanted, oldest first. Raises AuditError."""
         ...
 
+    def of_task(self, robot_id: str, task_id: str, limit: int) -> tuple[AuditRecord, ...]:
+        """The newest `limit` records of a robot's task, oldest first. Raises AuditError."""
+        ...
+
 
 class AuditLog:
     """An Audit in a directory of files `audit-<number>.jsonl`. Opened by `open_audit_log`; close it."""
@@ -69,6 +74,7 @@ class AuditLog:
         self._write = write
         self._directory_lock = lock
         self._lock = threading.Lock()
+        self._tasks: dict[Path, frozenset[tuple[str, str]]] = {}
         self._num_unsealed = 0
         self._is_closed = False
 
@@ -93,11 +99,18 @@ class AuditLog:
             return self._head
 
     def select(self, wanted: Callable[[AuditRecord], bool], limit: int) -> tuple[AuditRecord, ...]:
-        newest: list[AuditRecord] = []
-        for path in reversed(log_files(self._directory)):
-            newest += [record for record in reversed(read_records(path)) if wanted(record)]
+        files = reversed(log_files(self._directory))
+        backwards = (record for path in files for record in _records_backwards(path) if wanted(record))
+        return tuple(reversed(tuple(islice(backwards, limit))))
+
+    def of_task(self, robot_id: str, task_id: str, limit: int) -> tuple[AuditRecord, ...]:
+        task, newest = (robot_id, task_id), list[AuditRecord]()
+        files = log_files(self._directory)
+        for path in reversed(files):
             if len(newest) >= limit:
                 break
+            if path == files[-1] or task in self._tasks_in(path):
+                newest += [record for record in _records_backwards(path) if _task(record) == task]
         return tuple(reversed(newest[:limit]))
 
     def close(self) -> None:
@@ -110,6 +123,17 @@ class AuditLog:
                     self._checkpoint()
                 finally:
                     self._directory_lock.release()
+
+    def _tasks_in(self, path: Path) -> frozenset[tuple[str, str]]:
+        """The robots and tasks of a file that is not written any more; each such file is read once for it."""
+        with self._lock:
+            known = self._tasks.get(path)
+        if known is not None:
+            return known
+        tasks = frozenset(_task(record) for record in read_records(path))
+        with self._lock:
+            self._tasks[path] = tasks
+        return tasks
 
     def _append(self, entry: Entry) -> AuditRecord:
         record = seal(self._head.seq + 1, self._clock(), entry, self._head.hash)
@@ -187,16 +211,22 @@ def file_number(path: Path) -> int:
 
 
 def read_records(path: Path) -> tuple[AuditRecord, ...]:
-    """The whole lines of a file as records. Raises AuditError at the first that is none."""
+    """The whole lines of a file as records. Raises AuditError when one is none."""
+    return tuple(reversed(tuple(_records_backwards(path))))
+
+
+def _records_backwards(path: Path) -> Iterator[AuditRecord]:
+    """The records of a file, the newest first, each read when it is asked for."""
     try:
         content = path.read_bytes()
-        return tuple(from_line(line) for line in _whole_lines(content))
+        for line in reversed(content[: content.rfind(b'\n') + 1].splitlines(keepends=True)):
+            yield from_line(line)
     except (OSError, MalformedRecordError) as error:
         raise AuditError(f'audit log {path}: unreadable: {error}; run the verification') from error
 
 
-def _whole_lines(content: bytes) -> Iterator[bytes]:
-    return iter(content[: content.rfind(b'\n') + 1].splitlines(keepends=True))
+def _task(record: AuditRecord) -> tuple[str, str]:
+    return record.entry.robot_id, record.entry.task_id
 
 
 def _lock(directory: Path) -> DirectoryLock:

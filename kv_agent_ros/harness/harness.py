@@ -11,7 +11,7 @@ import time
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import AuditError, KvAgentError, Outcome, Status, UnreachableError
 from kv_agent_ros.harness.audit import Audit
-from kv_agent_ros.harness.audit_record import AuditKind, AuditRecord, Entry
+from kv_agent_ros.harness.audit_record import AuditKind, Entry
 from kv_agent_ros.harness.base import Decision, Diagnosis, Finding, Rule, StepCommand, Verdict
 from kv_agent_ros.harness.diagnosis import diagnose
 from kv_agent_ros.harness.estop import EstopLatch
@@ -192,7 +192,7 @@ class AgentHarness:
         return Status(message=f'{operator} reset the e-stop of {robot_id}')
 
     def diagnose(self, robot_id: str, task_id: str) -> Diagnosis:
-        of_task = self._audit.select(lambda record: _concerns(record, robot_id, task_id), MAX_TASK_RECORDS)
+        of_task = self._audit.of_task(robot_id, task_id, MAX_TASK_RECORDS)
         newest = self._audit.select(lambda record: record.entry.robot_id == robot_id, 1)
         refused_plans = tuple(record for record in newest if record.entry.kind is AuditKind.PLAN)
         return diagnose((*of_task, *refused_plans), self._world.snapshot(), robot_id, self._policy.recovery)
@@ -291,7 +291,3 @@ def _no(rule_id: str, message: str) -> Finding:
 
 def _not_found(robot_id: str) -> Status:
     return Status(outcome=Outcome.ROBOT_NOT_FOUND, message=f'no robot {robot_id!r} here')
-
-
-def _concerns(record: AuditRecord, robot_id: str, task_id: str) -> bool:
-    return record.entry.robot_id == robot_id and record.entry.task_id == task_id

@@ -239,6 +239,42 @@ def test_log_goes_on_where_it_ended(place: Place) -> None:
     assert report.num_records == len(place.lines())
 
 
+def test_select_reads_no_further_back_than_it_must(place: Place) -> None:
+    place.fill(20)
+    with place.open() as log:
+        place.put_lines([b'{}\n', *place.lines()[1:]])
+        found = log.select(lambda record: record.entry.task_id == 'task1', 2)
+        with pytest.raises(AuditError, match='unreadable'):
+            log.select(lambda record: record.entry.task_id == 'task1', 99)
+    assert [record.entry.fields['n'] for record in found] == [17, 19]
+
+
+@pytest.mark.parametrize('limit', [1, 3, 99])
+@pytest.mark.parametrize('task_id', ['task0', 'task1', 'late', 'never'])
+def test_records_of_a_task_are_those_that_select_finds(place: Place, task_id: str, limit: int) -> None:
+    place.fill(20, rotate_bytes=900)
+    with place.open(900) as log:
+        for _ in range(3):
+            log.append(Entry(kind=AuditKind.ACT, robot_id='robot1', task_id='late'))
+            log.append(Entry(kind=AuditKind.ACT, robot_id='robot2', task_id=task_id))
+            wanted = log.select(
+                lambda record: (record.entry.robot_id, record.entry.task_id) == ('robot1', task_id), limit
+            )
+            assert log.of_task('robot1', task_id, limit) == wanted
+
+
+def test_old_file_is_read_once_for_tasks_that_are_not_in_it(place: Place) -> None:
+    place.fill(20, rotate_bytes=900)
+    with place.open(900) as log:
+        log.append(Entry(kind=AuditKind.ACT, robot_id='robot1', task_id='late'))
+        before = log.of_task('robot1', 'late', 99)
+        log_files(place.directory)[0].unlink()
+        log_files(place.directory)[0].write_bytes(b'{}\n')
+        assert log.of_task('robot1', 'late', 99) == before
+        with pytest.raises(AuditError, match='unreadable'):
+            log.of_task('robot1', 'task1', 99)
+
+
 def test_select_gives_the_newest_in_order_over_files(place: Place) -> None:
     with place.open(rotate_bytes=1500) as log:
         for index in range(20):

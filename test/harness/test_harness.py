@@ -470,6 +470,9 @@ class RecordingAudit:
     def select(self, wanted: Callable[[AuditRecord], bool], limit: int) -> tuple[AuditRecord, ...]:
         return self.inner.select(wanted, limit)
 
+    def of_task(self, robot_id: str, task_id: str, limit: int) -> tuple[AuditRecord, ...]:
+        return self.inner.of_task(robot_id, task_id, limit)
+
 
 def harness_with_audit(lab: Lab, robot: FakeRobot, audit: RecordingAudit) -> AgentHarness:
     return AgentHarness(
