@@ -1,5 +1,6 @@
 """InfraInspector: reads everybody's books, adds them up, and says what stands out and what to do about it."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -62,6 +63,7 @@ class InfraInspector:
         for name, metrics in samples.items():
             values = {metric.name: metric.value for metric in metrics}
             findings += [found for check in CHECKS if (found := check(name, values)) is not None]
+            findings += _troubles(name, values)
         findings.sort(key=lambda finding: -finding.level)
         return InfraReport(samples=samples, findings=tuple(findings))
 
@@ -95,37 +97,55 @@ def _no_benefit(name: str, values: Mapping[str, float]) -> InfraFinding | None:
     )
 
 
-def _failures(name: str, values: Mapping[str, float]) -> InfraFinding | None:
-    if values.get('failures', 0.0) <= 0:
-        return None
-    return InfraFinding(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """A count that should be 0. `message` may name the values of the node, e.g. {failures:.0f}."""
+
+    metric: str
+    level: Level
+    message: str
+    advice: str
+
+
+TROUBLES = (
+    Trouble(
+        metric='failures',
         level=Level.WARN,
-        component=name,
-        message=f'{values["failures"]:.0f} of {values.get("requests", 0.0):.0f} model calls failed',
+        message='{failures:.0f} of {requests:.0f} model calls failed',
         advice='see the log of the engine',
-    )
-
-
-def _corruption(name: str, values: Mapping[str, float]) -> InfraFinding | None:
-    if values.get('checksum_failures', 0.0) <= 0:
-        return None
-    return InfraFinding(
+    ),
+    Trouble(
+        metric='checksum_failures',
         level=Level.ERROR,
-        component=name,
-        message=f'{values["checksum_failures"]:.0f} KV blocks failed their checksum and were dropped',
+        message='{checksum_failures:.0f} KV blocks failed their checksum and were dropped',
         advice='check memory and disk of this machine',
-    )
-
-
-def _expired_leases(name: str, values: Mapping[str, float]) -> InfraFinding | None:
-    if values.get('expired_leases', 0.0) <= 0:
-        return None
-    return InfraFinding(
+    ),
+    Trouble(
+        metric='expired_leases',
         level=Level.WARN,
-        component=name,
-        message=f'{values["expired_leases"]:.0f} leases ended by time-out',
+        message='{expired_leases:.0f} leases ended by time-out',
         advice='an engine died or hung while it held blocks; see its log',
-    )
+    ),
+    Trouble(
+        metric='is_estopped',
+        level=Level.ERROR,
+        message='the emergency stop is latched',
+        advice='make sure that it is safe, then call reset_estop with your name',
+    ),
+)
+
+
+def _troubles(name: str, values: Mapping[str, float]) -> list[InfraFinding]:
+    return [
+        InfraFinding(
+            level=trouble.level,
+            component=name,
+            message=trouble.message.format_map(defaultdict(float, values)),
+            advice=trouble.advice,
+        )
+        for trouble in TROUBLES
+        if values.get(trouble.metric, 0.0) > 0
+    ]
 
 
 def _tiers(name: str, values: Mapping[str, float]) -> InfraFinding | None:
@@ -150,23 +170,4 @@ def _tiers(name: str, values: Mapping[str, float]) -> InfraFinding | None:
     )
 
 
-def _estopped(name: str, values: Mapping[str, float]) -> InfraFinding | None:
-    if values.get('is_estopped', 0.0) <= 0:
-        return None
-    return InfraFinding(
-        level=Level.ERROR,
-        component=name,
-        message='the emergency stop is latched',
-        advice='make sure that it is safe, then call reset_estop with your name',
-    )
-
-
-CHECKS: tuple[Check, ...] = (
-    _low_hit_rate,
-    _no_benefit,
-    _failures,
-    _corruption,
-    _expired_leases,
-    _tiers,
-    _estopped,
-)
+CHECKS: tuple[Check, ...] = (_low_hit_rate, _no_benefit, _tiers)
