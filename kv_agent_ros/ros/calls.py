@@ -24,6 +24,7 @@ LOOK_S = 0.5  # how often the graph is asked
 FIND_S = 2.0  # how long a server may take to be discovered
 ACCEPT_S = 10.0  # how long a goal may take to be accepted on a busy machine
 CANCEL_S = 3.0  # how long a cancelled goal may take to end
+FIRST_SHARE = 0.4  # of the time of a call that may be asked twice
 GONE_S = 2.0  # how long a server may be out of the graph before it counts as gone
 
 GiveUp = Callable[[], str]
@@ -65,6 +66,13 @@ class ServiceCaller:
     def call(self, request: Any, timeout_s: float) -> Any:
         """The response. Raises UnreachableError after `timeout_s` and removes the pending request."""
         return self.call_until(request, timeout_s, Deadline(timeout_s))
+
+    def ask_twice(self, request: Any, timeout_s: float) -> Any:
+        """As `call`, for what is safe to repeat: the first answer of a peer that was just restarted can get lost."""
+        try:
+            return self.call(request, FIRST_SHARE * timeout_s)
+        except UnreachableError:
+            return self.call(request, (1 - FIRST_SHARE) * timeout_s)
 
     def call_until(self, request: Any, timeout_s: float, deadline: Deadline) -> Any:
         """As `call`; a `deadline` that is cancelled gives up at once with CanceledError."""

@@ -74,7 +74,7 @@ class RosPrefixCache:
         request = AcquirePrefix.Request(
             kv_namespace=namespace_to_msg(namespace), session=session_to_msg(session), token_ids=tokens
         )
-        reply = self._acquire.call(request, self._timeout_s)
+        reply = self._acquire.ask_twice(request, self._timeout_s)
         _raise_unless_success(self._acquire.name, reply)
         slots = tuple(slot_from_msg(slot) for slot in reply.slots)
         return PrefixLease(lease_id=reply.lease_id, matched_tokens=reply.matched_tokens, slots=slots)
@@ -83,7 +83,7 @@ class RosPrefixCache:
         request = ReserveBlocks.Request(
             kv_namespace=namespace_to_msg(namespace), session=session_to_msg(session), token_ids=tokens
         )
-        reply = self._reserve.call(request, self._timeout_s)
+        reply = self._reserve.ask_twice(request, self._timeout_s)
         _raise_unless_success(self._reserve.name, reply)
         slots = tuple(slot_from_msg(slot) for slot in reply.slots)
         return WriteLease(lease_id=reply.lease_id, first_token=reply.first_token, slots=slots)
