@@ -38,8 +38,8 @@ def test_a_lost_first_answer_is_asked_for_again(endpoints: Endpoints) -> None:
 
 def test_two_lost_answers_are_an_unreachable_peer(endpoints: Endpoints) -> None:
     server = SlowAtFirst(num_silent=2)
-    endpoints.service(ReleaseLease, 'release_lease', server.answer)
-    caller = endpoints.service_caller(ReleaseLease, 'release_lease')
+    endpoints.service(ReleaseLease, 'release_nothing', server.answer)
+    caller = endpoints.service_caller(ReleaseLease, 'release_nothing')
     try:
         with pytest.raises(UnreachableError):
             caller.ask_twice(ReleaseLease.Request(), 1.0)
