@@ -159,7 +159,7 @@ class RosMemory:
 
     def recall(self, text: str, robot_id: str, kind: MemoryKind, limit: int) -> tuple[Recollection, ...]:
         request = RecallRecords.Request(text=text, robot_id=robot_id, kind=kind.value, limit=limit)
-        reply = self._recall.call(request, self._timeout_s)
+        reply = self._recall.ask_twice(request, self._timeout_s)
         _raise_unless_success(self._recall.name, reply)
         return tuple(recollection_from_msg(item) for item in reply.recollections)
 

@@ -47,7 +47,7 @@ class RosGate:
         return _step_result(self._make_safe.call(goal, deadline, lambda _: None))
 
     def diagnose(self, robot_id: str, task_id: str) -> Diagnosis:
-        reply = self._diagnose.call(DiagnoseTask.Request(robot_id=robot_id, task_id=task_id), self._timeout_s)
+        reply = self._diagnose.ask_twice(DiagnoseTask.Request(robot_id=robot_id, task_id=task_id), self._timeout_s)
         status = status_from_msg(reply.result)
         if not reply.root_cause:
             raise UnreachableError(f'diagnose_task: {status.outcome.name}: {status.message}')
@@ -59,7 +59,9 @@ class RosGate:
         )
 
     def audit_head(self, robot_id: str) -> str:
-        return str(self._audit.call(QueryAudit.Request(robot_id=robot_id, limit=1, verify=False), self._timeout_s).head)
+        return str(
+            self._audit.ask_twice(QueryAudit.Request(robot_id=robot_id, limit=1, verify=False), self._timeout_s).head
+        )
 
 
 def _step_result(result: ExecuteStep.Result | MakeSafe.Result) -> StepResult:

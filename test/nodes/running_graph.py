@@ -136,8 +136,8 @@ class RunningGraph:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def call(self, service_type: Any, name: str, wait_s: float = CALL_S, **request: Any) -> Any:
-        """The response of a service, within `wait_s`."""
-        return self._service(service_type, name).call(service_type.Request(**request), wait_s)
+        """The response of a service, within `wait_s`; asked twice, since a graph that just started loses answers."""
+        return self._service(service_type, name).ask_twice(service_type.Request(**request), wait_s)
 
     def answered(self, service_type: Any, name: str, **request: Any) -> Any:
         """The response of a service that may be starting; nothing while it does not answer."""
