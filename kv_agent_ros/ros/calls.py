@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from action_msgs.msg import GoalStatus
 from rclpy.action import ActionClient
 from rclpy.action.client import ClientGoalHandle
 from rclpy.client import Client
@@ -144,7 +145,10 @@ class ActionCaller:
             self._cancel(handle, result, reason)
         if reason and not deadline.is_over:
             raise UnreachableError(f'{self.name}: {reason}')
-        return result.result().result
+        ended = result.result()
+        if ended.status == GoalStatus.STATUS_UNKNOWN:  # the answer of a server that never had the goal
+            raise UnreachableError(f'{self.name}: the server went away, another one does not know the goal')
+        return ended.result
 
     def _servers(self) -> frozenset[bytes]:
         """Who serves the action now, by the ids of their status publishers: one that starts again has another id."""
