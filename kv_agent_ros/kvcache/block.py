@@ -33,6 +33,19 @@ class Tier(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLayout:
+    """How the bytes of one block are to be read, and how coarsely a lower tier may keep them."""
+
+    shape: tuple[int, int, int, int, int]  # (2, num_layers, num_kv_heads, block_tokens, head_dim)
+    dtype: str  # numpy name
+    bits: int = 16  # an element keeps at least so many in the tiers below memory; 16: all it has
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KVNamespace:
     """Everything that must be equal for two KV blocks of equal tokens to be interchangeable."""
 
@@ -44,6 +57,8 @@ class KVNamespace:
     head_dim: int
     block_tokens: int
     adapter: str = ''  # LoRA name@revision
+    bits: int = 16  # an element keeps at least so many in the tiers below memory; 16: all it has
+    variant: str = ''  # a sparse policy with its budget; '' is full KV, the only one that engines' prefixes match
     tenant: str = ''  # set by the server's configuration, never by a caller
 
     @property
@@ -60,6 +75,11 @@ class KVNamespace:
     def block_shape(self) -> tuple[int, int, int, int, int]:
         """(2, num_layers, num_kv_heads, block_tokens, head_dim); index 0 of the first axis is K, 1 is V."""
         return (2, self.num_layers, self.num_kv_heads, self.block_tokens, self.head_dim)
+
+    @property
+    def layout(self) -> BlockLayout:
+        """How the bytes of one block are to be read."""
+        return BlockLayout(shape=self.block_shape, dtype=self.dtype, bits=self.bits)
 
     @property
     def block_bytes(self) -> int:
@@ -84,6 +104,7 @@ class BlockSlot:
     offset_bytes: int
     length_bytes: int
     checksum: bytes  # xxh3-128 of the bytes, 16 bytes; empty for a slot that is still to be written
+    bits: int = 16  # fewest bits an element had on its way here; 16: as the engine wrote it
     tier: Tier = Tier.DRAM  # where the bytes were when the lease was taken
 
 
@@ -137,6 +158,9 @@ class TierUsage:
     num_hits: int
     num_evictions: int
     num_errors: int
+    read_bytes: int = 0  # as stored
+    written_bytes: int = 0
+    is_degraded: bool = False  # failing now: everything in it is a miss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +186,9 @@ class CacheStats:
     prompt_tokens: int  # of all acquire() calls
     cached_tokens: int  # of those, served
     num_checksum_failures: int
+    num_prefetched_blocks: int = 0
+    saved_compute_s: float = 0.0  # prefill time that the served tokens would have cost; 0 while it is unknown
+    load_s: float = 0.0  # time spent on bringing blocks to memory
 
 
 def block_key(parent: bytes, tokens: bytes) -> bytes:

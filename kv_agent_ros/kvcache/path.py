@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_agent_ros.errors import BadRequestError
-from kv_agent_ros.kvcache.block import KVNamespace, TokenArray, block_key
+from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace, TokenArray, block_key
 
 BlockTokens = npt.NDArray[np.int32]  # (num_blocks, block_tokens)
 
@@ -18,7 +18,12 @@ class TokenPath:
 
     root: bytes = b''
     blocks: BlockTokens = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))
-    block_bytes: int = 0
+    layout: BlockLayout = BlockLayout(shape=(2, 0, 0, 0, 0), dtype='uint8')
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block as the engine writes it."""
+        return self.layout.num_bytes
 
     def head(self, num_blocks: int) -> 'TokenPath':
         """The first blocks of the path."""
@@ -43,6 +48,8 @@ def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> To
         block_bytes = namespace.block_bytes
     except TypeError as error:
         raise BadRequestError(f'namespace.dtype: expected a numpy name, got {namespace.dtype!r}') from error
+    if namespace.bits not in (2, 4, 8, 16):
+        raise BadRequestError(f'namespace.bits: expected 2, 4, 8 or 16, got {namespace.bits}')
     if block_bytes <= 0:
         raise BadRequestError(f'namespace.dtype: expected elements of one byte or more, got {namespace.dtype!r}')
     array = np.asarray(tokens)
@@ -52,4 +59,4 @@ def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> To
     width = namespace.block_tokens
     num_blocks = len(array) // width
     blocks = array[: num_blocks * width].astype('<i4').reshape(num_blocks, width)
-    return TokenPath(root=namespace.digest, blocks=blocks, block_bytes=block_bytes)
+    return TokenPath(root=namespace.digest, blocks=blocks, layout=namespace.layout)

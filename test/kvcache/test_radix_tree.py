@@ -17,7 +17,7 @@ Blocks = tuple[int, ...]  # one number per block
 
 
 def path_of(blocks: Blocks, root: bytes = b'a') -> TokenPath:
-    return TokenPath(root=root, blocks=np.array([[n, n + 1] for n in blocks], np.int32).reshape(-1, 2), block_bytes=1)
+    return TokenPath(root=root, blocks=np.array([[n, n + 1] for n in blocks], np.int32).reshape(-1, 2))
 
 
 def filled(*paths: Blocks) -> RadixPrefixCache:
@@ -132,7 +132,7 @@ def test_blocks_that_are_added_one_by_one_become_one_run_again() -> None:
 
 def test_match_of_1500_tokens_is_under_a_millisecond() -> None:
     tokens = np.arange(94 * 16, dtype=np.int32).reshape(94, 16)
-    path = TokenPath(root=b'a', blocks=tokens, block_bytes=1)
+    path = TokenPath(root=b'a', blocks=tokens)
     tree = RadixPrefixCache(LruPolicy())
     tree.insert(path, path.keys())
     times_s = []

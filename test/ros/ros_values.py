@@ -167,6 +167,8 @@ NAMESPACE = st.builds(
     head_dim=UINT16,
     block_tokens=UINT16,
     adapter=TEXT,
+    bits=st.sampled_from([2, 4, 8, 16]),
+    variant=TEXT,
 )
 SLOT = st.builds(
     BlockSlot,
@@ -175,6 +177,7 @@ SLOT = st.builds(
     offset_bytes=UINT64,
     length_bytes=UINT64,
     checksum=st.one_of(st.just(b''), st.binary(min_size=16, max_size=16)),
+    bits=st.sampled_from([2, 4, 8, 16]),
     tier=st.sampled_from(Tier),
 )
 TIER = st.builds(

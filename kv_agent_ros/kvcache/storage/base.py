@@ -28,8 +28,9 @@ class BlockRecord:
     parent_key: bytes  # the namespace digest for the first block of a prefix
     root: bytes  # namespace digest
     tokens: bytes  # little-endian int32
-    length_bytes: int
-    checksum: bytes
+    length_bytes: int  # of the stored bytes
+    checksum: bytes  # of the stored bytes
+    codec: str = 'raw'  # name of the BlockCodec that wrote them
 
 
 class PutResult(Enum):
@@ -64,7 +65,10 @@ class BlockStore(Protocol):
         ...
 
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
-        """Fill `out` with the verified bytes; the block's record, or None for a miss (`out` is then undefined)."""
+        """Fill the start of `out` with the verified bytes; the block's record, or None for a miss.
+
+        `out` may be longer than the block, and is undefined after a miss; a block longer than `out` is a miss.
+        """
         ...
 
     def delete(self, key: bytes) -> None:

@@ -256,5 +256,5 @@ class BackingTier:
         keys = tuple(record.key for record in path)
         tokens = np.frombuffer(b''.join(record.tokens for record in path), dtype='<i4')
         blocks = tokens.reshape(len(path), -1)
-        self._tree.insert(TokenPath(root=leaf.root, blocks=blocks, block_bytes=leaf.length_bytes), keys)
+        self._tree.insert(TokenPath(root=leaf.root, blocks=blocks), keys)
         return keys

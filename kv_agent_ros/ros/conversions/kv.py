@@ -57,6 +57,8 @@ def namespace_to_msg(namespace: KVNamespace) -> NamespaceMsg:
         head_dim=namespace.head_dim,
         block_tokens=namespace.block_tokens,
         adapter=namespace.adapter,
+        bits=namespace.bits,
+        variant=namespace.variant,
     )
 
 
@@ -71,6 +73,8 @@ def namespace_from_msg(message: NamespaceMsg) -> KVNamespace:
         head_dim=message.head_dim,
         block_tokens=message.block_tokens,
         adapter=message.adapter,
+        bits=message.bits,
+        variant=message.variant,
     )
 
 
@@ -82,6 +86,7 @@ def slot_to_msg(slot: BlockSlot) -> SlotMsg:
         offset_bytes=slot.offset_bytes,
         length_bytes=slot.length_bytes,
         checksum=list(slot.checksum),
+        bits=slot.bits,
         tier=slot.tier.value,
     )
 
@@ -94,6 +99,7 @@ def slot_from_msg(message: SlotMsg) -> BlockSlot:
         offset_bytes=message.offset_bytes,
         length_bytes=message.length_bytes,
         checksum=bytes(message.checksum),
+        bits=message.bits,
         tier=member(Tier, message.tier, 'tier'),
     )
 
@@ -115,6 +121,9 @@ def tier_to_msg(tier: TierUsage) -> TierMsg:
         num_hits=tier.num_hits,
         num_evictions=tier.num_evictions,
         num_errors=tier.num_errors,
+        read_bytes=tier.read_bytes,
+        written_bytes=tier.written_bytes,
+        is_degraded=tier.is_degraded,
     )
 
 
@@ -129,6 +138,9 @@ def tier_from_msg(message: TierMsg) -> TierUsage:
         num_hits=message.num_hits,
         num_evictions=message.num_evictions,
         num_errors=message.num_errors,
+        read_bytes=message.read_bytes,
+        written_bytes=message.written_bytes,
+        is_degraded=message.is_degraded,
     )
 
 
@@ -164,6 +176,9 @@ def fill_stats(stats: CacheStats, response: GetCacheStats.Response) -> None:
     response.prompt_tokens = stats.prompt_tokens
     response.cached_tokens = stats.cached_tokens
     response.num_checksum_failures = stats.num_checksum_failures
+    response.num_prefetched_blocks = stats.num_prefetched_blocks
+    response.saved_compute_s = stats.saved_compute_s
+    response.load_s = stats.load_s
 
 
 def read_stats(response: GetCacheStats.Response) -> CacheStats:
@@ -177,6 +192,9 @@ def read_stats(response: GetCacheStats.Response) -> CacheStats:
         prompt_tokens=response.prompt_tokens,
         cached_tokens=response.cached_tokens,
         num_checksum_failures=response.num_checksum_failures,
+        num_prefetched_blocks=response.num_prefetched_blocks,
+        saved_compute_s=response.saved_compute_s,
+        load_s=response.load_s,
     )
 
 

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from kv_agent_ros.kvcache.block import Tier
+from kv_agent_ros.kvcache.block import BlockLayout, Tier
 from kv_agent_ros.kvcache.eviction import LruPolicy
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import RadixPrefixCache
@@ -16,6 +16,7 @@ from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.tiered import BackingTier, Transfer, TransferResult
 
 VALUE = np.zeros(64, dtype=np.uint8)
+LAYOUT = BlockLayout(shape=(2, 1, 1, 4, 8), dtype='uint8')
 
 
 class GatedStore:
@@ -59,7 +60,7 @@ class Giver:
         self.tree = RadixPrefixCache(LruPolicy())
 
     def transfer(self, *blocks: int) -> Transfer:
-        path = TokenPath(root=bytes(32), blocks=np.array(blocks, np.int32).reshape(-1, 1), block_bytes=64)
+        path = TokenPath(root=bytes(32), blocks=np.array(blocks, np.int32).reshape(-1, 1), layout=LAYOUT)
         return Transfer(path=path, keys=path.keys(), read=self.read, done=self.done, lock=self.tree.lock(path))
 
     def read(self, key: bytes) -> tuple[BlockRecord, ByteArray]:
