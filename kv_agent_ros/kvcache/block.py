@@ -144,6 +144,8 @@ class KVEvent:
     block_keys: tuple[bytes, ...] = ()
     tier: Tier = Tier.DRAM
     session: SessionKey = SessionKey(robot_id='', session_id='')
+    parent_key: bytes = b''  # of the block before the first of `block_keys`; empty at the start of a prefix
+    tokens: bytes = b''  # of these blocks in order, little-endian int32; empty for REMOVED and CLEARED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
