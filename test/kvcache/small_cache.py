@@ -19,6 +19,8 @@ NAMESPACE = KVNamespace(
     model='tiny', revision='1', dtype='float32', num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=4
 )
 ROBOT_1 = SessionKey(robot_id='robot1', session_id='planner')
+ROBOT_2 = SessionKey(robot_id='robot2', session_id='planner')
+HEAD = list(range(16))  # 4 blocks
 
 
 def content(key: bytes) -> ByteArray:
@@ -74,6 +76,10 @@ class Cache:
             assert view.tobytes() == content(slot.block_key).tobytes()
         self.manager.release(lease.lease_id)
         return lease.matched_tokens
+
+    @property
+    def num_in_dram(self) -> int:
+        return self.manager.stats().tiers[0].num_blocks
 
     def flush(self) -> None:
         assert self.manager.flush(30.0)
