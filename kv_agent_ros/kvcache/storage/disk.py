@@ -1,50 +1,45 @@
-"""The SSD tier: one file per block, found again after a crash by its header.
+"""The SSD tier: one file per block in a directory of one process, found again after a crash by its header.
 
-A file appears whole or not at all (temporary name, then rename). Nothing is synced: after a loss of power a torn file
-fails its checksum and is a miss. The capacity counts whole pages of every file and is claimed before writing.
+The capacity counts whole file-system blocks of every file, half-written and quarantined ones too, and is claimed before
+anything is written. The owner's books are made from the directory when it is opened, never read from a file.
 """
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import fcntl
+import itertools
 import logging
 import os
 from pathlib import Path
-import struct
 import threading
 import time
-from typing import BinaryIO
-
-import numpy as np
 
 from kv_agent_ros.errors import ConfigError, StoreError
-from kv_agent_ros.kvcache.block import block_key
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.block_file import file_bytes, read_block, read_record, write_block
 
 _log = logging.getLogger(__name__)
 
 _MARKER = 'STORE'  # holds the format, and the lock of the owner
-_FORMAT = b'kv_agent_ros/blocks/1\n'
-_MAGIC = b'KVBLOCK1'
-_HEAD = struct.Struct('<8s32s32s32s16sQI')  # magic, key, parent key, root, checksum, length, number of token bytes
-_DIGEST_BYTES = 16
-_MAX_TOKEN_BYTES = 1 << 20
-_PAGE_BYTES = 4096
+_FORMAT = b'kv_agent_ros/blocks/2\n'
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore:
-    """A BlockStore in one directory that belongs to one process at a time. Thread-safe for one writer."""
+    """A BlockStore in a directory that one process owns at a time. Thread-safe; the lock is never held in I/O."""
 
-    def __init__(self, directory: Path, capacity_bytes: int, marker: int) -> None:
+    def __init__(self, directory: Path, capacity_bytes: int, marker: int, page_bytes: int) -> None:
         self._directory = directory
         self._capacity_bytes = capacity_bytes
         self._marker = marker
+        self._page_bytes = page_bytes
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}  # key -> physical bytes
-        self._quarantined: dict[Path, int] = {}
+        self._condemned: dict[Path, int] = {}  # quarantined, or could not be deleted: not served, still on the disk
         self._used_bytes = 0
-        self._num_errors = 0
-        self._num_corrupt = 0
+        self._numbers = itertools.count()
+        self._num_errors = self._num_corrupt = 0
         self._is_failing = False
 
     @classmethod
@@ -58,7 +53,7 @@ class DiskStore:
             raise ConfigError(f'capacity_bytes: expected > 0, got {capacity_bytes}')
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            store = cls(directory, capacity_bytes, _claim_directory(directory))
+            store = cls(directory, capacity_bytes, _claim_directory(directory), os.statvfs(directory).f_frsize)
             store._scan()
         except OSError as error:
             raise StoreError(f'disk store {directory}: cannot open ({error})') from error
@@ -71,48 +66,41 @@ class DiskStore:
             return PutResult.CORRUPT
         if self.size_bytes(record.key):
             return PutResult.STORED
-        header = _pack(record)
-        size = _physical(len(header) + len(value))
-        claim = self._claim_room(size)
-        if claim is not PutResult.STORED:
-            return claim
-        path = self._path(record.key)
-        try:
-            _write_whole(path, header, value)
-        except OSError as error:
-            self._note_failure('write', path, error)
-            with self._lock:
-                self._used_bytes -= size
-            return PutResult.FAILED
-        with self._lock:
-            self._sizes[record.key] = size
-            self._is_failing = False
-        return PutResult.STORED
+        size = self._physical(file_bytes(record))
+        while (claim := self._claim_room(size)) is PutResult.FULL and self._reclaim():
+            pass
+        return self._write(record, value, size) if claim is PutResult.STORED else claim
 
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
         if not self.size_bytes(key):
             return None
         path = self._path(key)
         try:
-            with open(path, 'rb') as file:
-                record = _read_header(file, key)
-                is_whole = record is not None and record.length_bytes == len(out) == file.readinto(out.data)
-            now_ns = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
-            os.utime(path, ns=(now_ns, now_ns))
+            with _opened(path) as descriptor:
+                record = read_block(descriptor, key, out)
+                now_ns = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
+                os.utime(descriptor, ns=(now_ns, now_ns))
         except OSError as error:
             self._note_failure('read', path, error)
+            if isinstance(error, FileNotFoundError):
+                self.delete(key)
             return None
-        if not is_whole or record is None or checksum(out) != record.checksum:
+        if record is None:
             self._quarantine(key)
             return None
-        return record
+        return record if record.length_bytes <= len(out) else None
 
     def delete(self, key: bytes) -> None:
+        if not self.size_bytes(key):
+            return
+        path = self._path(key)
+        is_gone = self._unlink(path)  # first, so that a put of the same key meanwhile has no file to lose
         with self._lock:
             size = self._sizes.pop(key, 0)
-            self._used_bytes -= size
-        if size:
-            self._unlink(self._path(key))
+            if is_gone:
+                self._used_bytes -= size
+            elif size:
+                self._condemned[path] = size
 
     def size_bytes(self, key: bytes) -> int:
         with self._lock:
@@ -122,18 +110,15 @@ class DiskStore:
         for key in self._keys_by_age():
             path = self._path(key)
             try:
-                with open(path, 'rb') as file:
-                    record = _read_header(file, key)
-                    is_whole = (
-                        record is not None and os.fstat(file.fileno()).st_size == file.tell() + record.length_bytes
-                    )
+                with _opened(path) as descriptor:
+                    record = read_record(descriptor, key)
             except OSError as error:
                 self._note_failure('read', path, error)
                 continue
-            if is_whole and record is not None:
-                yield record
-            else:
+            if record is None:
                 self._quarantine(key)
+            else:
+                yield record
 
     def usage(self) -> StoreUsage:
         with self._lock:
@@ -154,16 +139,21 @@ class DiskStore:
     def _path(self, key: bytes) -> Path:
         return self._directory / f'{key.hex()}.kv'
 
+    def _physical(self, num_bytes: int) -> int:
+        return -(-num_bytes // self._page_bytes) * self._page_bytes
+
     def _scan(self) -> None:
-        """Reconcile the books with the directory; drop what a killed writer left half done."""
-        for path in self._directory.iterdir():
-            if path.suffix == '.tmp':
-                path.unlink()
-            elif path.suffix == '.bad':
-                self._quarantined[path] = _physical(path.stat().st_size)
-            elif path.suffix == '.kv' and len(path.stem) == 64:
-                self._sizes[bytes.fromhex(path.stem)] = _physical(path.stat().st_size)
-        self._used_bytes = sum(self._sizes.values()) + sum(self._quarantined.values())
+        """Make the books from the directory; drop what a killed writer left half done."""
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if path.suffix == '.tmp':
+                    path.unlink()
+                elif path.suffix == '.bad':
+                    self._condemned[path] = self._physical(entry.stat().st_size)
+                elif path.suffix == '.kv' and len(path.stem) == 64:
+                    self._sizes[bytes.fromhex(path.stem)] = self._physical(entry.stat().st_size)
+        self._used_bytes = sum(self._sizes.values()) + sum(self._condemned.values())
 
     def _keys_by_age(self) -> list[bytes]:
         ages = []
@@ -178,45 +168,89 @@ class DiskStore:
         if size > self._capacity_bytes:
             return PutResult.FAILED
         with self._lock:
-            if self._used_bytes + size <= self._capacity_bytes:
-                self._used_bytes += size
-                return PutResult.STORED
-            evidence, self._quarantined = self._quarantined, {}
-            self._used_bytes -= sum(evidence.values())
-        if not evidence:
-            return PutResult.FULL
-        for path in evidence:
-            self._unlink(path)
-        return self._claim_room(size)
+            if self._used_bytes + size > self._capacity_bytes:
+                return PutResult.FULL
+            self._used_bytes += size
+        return PutResult.STORED
+
+    def _write(self, record: BlockRecord, value: ByteArray, size: int) -> PutResult:
+        path = self._path(record.key)
+        temporary = path.with_suffix(f'.{next(self._numbers)}.tmp')
+        try:
+            write_block(temporary, record, value)
+            temporary.replace(path)
+        except OSError as error:
+            self._note_failure('write', path, error)
+            is_gone = self._unlink(temporary)
+            with self._lock:
+                if is_gone:
+                    self._used_bytes -= size
+                else:
+                    self._condemned[temporary] = size
+            return PutResult.FULL if error.errno in _NO_ROOM else PutResult.FAILED
+        with self._lock:
+            self._used_bytes -= self._condemned.pop(path, 0)  # replaced just now
+            if record.key in self._sizes:  # so was the file of another writer
+                self._used_bytes -= size
+            self._sizes[record.key] = size
+            self._is_failing = False
+        return PutResult.STORED
+
+    def _reclaim(self) -> bool:
+        """Delete what is condemned; whether anything went."""
+        with self._lock:
+            condemned, self._condemned = self._condemned, {}
+        gone = {path for path in condemned if self._unlink(path)}
+        with self._lock:
+            self._used_bytes -= sum(condemned[path] for path in gone)
+            self._condemned |= {path: size for path, size in condemned.items() if path not in gone}
+        return bool(gone)
 
     def _quarantine(self, key: bytes) -> None:
         """Keep a corrupt file as evidence, under the capacity, until its room is needed."""
         path = self._path(key)
-        with self._lock:
-            size = self._sizes.pop(key, 0)
-            self._num_corrupt += 1
-        _log.warning('disk store: %s is torn or corrupt; set aside, treated as a miss', path)
         evidence = path.with_suffix('.bad')
         try:
             path.replace(evidence)
+        except FileNotFoundError:  # another thread has found it too
+            return
         except OSError as error:
             self._note_failure('quarantine', path, error)
+            evidence = path
+        _log.warning('disk store: %s is torn or corrupt; set aside, treated as a miss', path)
         with self._lock:
-            self._used_bytes -= self._quarantined.get(evidence, 0)
-            self._quarantined[evidence] = size
+            size = self._sizes.pop(key, 0)
+            self._num_corrupt += 1
+            self._used_bytes -= self._condemned.pop(evidence, 0)  # older evidence, replaced just now
+            if size:
+                self._condemned[evidence] = size
+        if not size:  # deleted meanwhile, and its room with it
+            self._unlink(evidence)
 
-    def _unlink(self, path: Path) -> None:
+    def _unlink(self, path: Path) -> bool:
+        """Whether the file is gone."""
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             self._note_failure('delete', path, error)
+            return False
+        return True
 
     def _note_failure(self, act: str, path: Path, error: OSError) -> None:
         with self._lock:
-            self._num_errors += 1
+            self._num_errors += error.errno not in _NO_ROOM  # a full disk is no broken one
             was_failing, self._is_failing = self._is_failing, True
         if not was_failing:  # one warning per outage, the count is in usage()
             _log.warning('disk store: cannot %s %s (%s); going on without', act, path, error)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _claim_directory(directory: Path) -> int:
@@ -232,52 +266,9 @@ def _claim_directory(directory: Path) -> int:
     found = os.read(marker, 64)
     if found not in (b'', _FORMAT):
         os.close(marker)
-        raise ConfigError(f'disk store {directory}: expected format {_FORMAT!r}, got {found!r}; use an empty directory')
+        raise ConfigError(
+            f'disk store {directory}: expected format {_FORMAT!r}, got {found!r} of another version; '
+            'delete the directory, it is a cache and fills again, or name an empty one'
+        )
     os.pwrite(marker, _FORMAT, 0)
     return marker
-
-
-def _write_whole(path: Path, header: bytes, value: ByteArray) -> None:
-    temporary = path.with_suffix('.tmp')
-    try:
-        with open(temporary, 'wb') as file:
-            file.write(header)
-            file.write(value.data)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _pack(record: BlockRecord) -> bytes:
-    head = _HEAD.pack(
-        _MAGIC,
-        record.key,
-        record.parent_key,
-        record.root,
-        record.checksum,
-        record.length_bytes,
-        len(record.tokens),
-    )
-    return head + record.tokens + checksum(np.frombuffer(head + record.tokens, dtype=np.uint8))
-
-
-def _read_header(file: BinaryIO, key: bytes) -> BlockRecord | None:
-    """The record at the start of a file, None when it is torn, altered, or not the one of `key`."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    magic, found, parent, root, digest, length, num_token_bytes = _HEAD.unpack(head)
-    if magic != _MAGIC or found != key or num_token_bytes > _MAX_TOKEN_BYTES:
-        return None
-    tokens = file.read(num_token_bytes)
-    if file.read(_DIGEST_BYTES) != checksum(np.frombuffer(head + tokens, dtype=np.uint8)):
-        return None
-    if block_key(parent, tokens) != key:
-        return None
-    return BlockRecord(key=key, parent_key=parent, root=root, tokens=tokens, length_bytes=length, checksum=digest)
-
-
-def _physical(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES

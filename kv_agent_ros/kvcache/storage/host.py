@@ -152,7 +152,7 @@ class HostStore:
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
         if record.key in self._slots:
             return PutResult.STORED
-        if checksum(value) != record.checksum:
+        if len(value) != record.length_bytes or checksum(value) != record.checksum:
             self._num_corrupt += 1
             return PutResult.CORRUPT
         if record.length_bytes > self._arena.capacity_bytes:
@@ -165,10 +165,11 @@ class HostStore:
         return PutResult.STORED
 
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
-        if key not in self._slots or self._slots[key].length_bytes != len(out):
+        if key not in self._slots or self._slots[key].length_bytes > len(out):
             return None
-        np.copyto(out, self.view(self._slots[key]))
-        if checksum(out) != self._records[key].checksum:
+        block = out[: self._slots[key].length_bytes]
+        np.copyto(block, self.view(self._slots[key]))
+        if checksum(block) != self._records[key].checksum:
             self._num_corrupt += 1
             self.delete(key)
             return None

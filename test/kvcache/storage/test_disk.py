@@ -59,11 +59,13 @@ def test_directory_with_other_files_is_refused_untouched(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ['thesis.tex']
 
 
-def test_store_of_another_format_is_refused_untouched(tmp_path: Path) -> None:
-    (tmp_path / 'STORE').write_bytes(b'kv_agent_ros/blocks/99\n')
-    with pytest.raises(ConfigError, match='expected format'):
+@pytest.mark.parametrize('version', [1, 99])
+def test_store_of_another_format_is_refused_untouched(tmp_path: Path, version: int) -> None:
+    marker = b'kv_agent_ros/blocks/%d\n' % version
+    (tmp_path / 'STORE').write_bytes(marker)
+    with pytest.raises(ConfigError, match='delete the directory'):
         DiskStore.open(tmp_path, 1 << 20)
-    assert (tmp_path / 'STORE').read_bytes() == b'kv_agent_ros/blocks/99\n'
+    assert (tmp_path / 'STORE').read_bytes() == marker
 
 
 def test_directory_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_file_that_vanished_is_a_counted_miss(tmp_path: Path) -> None:
     assert store.usage().num_errors == 1
 
 
-@pytest.mark.parametrize('position', [0, 8, 40, 72, 104, 120, 128, 136, 150, 1000, -1])
+@pytest.mark.parametrize('position', [0, 8, 40, 72, 104, 120, 128, 132, 134, 138, 141, 150, 1000, -1])
 def test_any_changed_byte_is_a_miss_and_the_file_is_set_aside(tmp_path: Path, position: int) -> None:
     store = DiskStore.open(tmp_path, 1 << 20)
     store.put(*block(1))

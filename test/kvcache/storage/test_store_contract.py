@@ -1,6 +1,7 @@
 """The contract of every BlockStore."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +56,29 @@ def test_unknown_key_is_a_miss(store: BlockStore) -> None:
     assert store.size_bytes(bytes(32)) == 0
 
 
-def test_buffer_of_another_size_is_a_miss(store: BlockStore) -> None:
+def test_buffer_that_is_too_short_is_a_miss_and_the_block_stays(store: BlockStore) -> None:
     record, value = block(1)
     store.put(record, value)
     assert store.get(record.key, np.zeros(VALUE_BYTES - 1, dtype=np.uint8)) is None
+    assert store.get(record.key, np.zeros(VALUE_BYTES, dtype=np.uint8)) == record
+    assert store.usage().num_corrupt == 0
+
+
+def test_longer_buffer_is_filled_at_its_start_only(store: BlockStore) -> None:
+    record, value = block(7)
+    store.put(record, value)
+    out = np.full(VALUE_BYTES + 500, 9, dtype=np.uint8)
+    assert store.get(record.key, out) == record
+    assert np.array_equal(out[:VALUE_BYTES], value)
+    assert set(out[VALUE_BYTES:]) == {9}
+
+
+def test_codec_of_a_block_comes_back_with_it(store: BlockStore) -> None:
+    record, value = block(7)
+    coded = replace(record, codec='asymmetric-4')
+    store.put(coded, value)
+    assert list(store.records()) == [coded]
+    assert store.get(record.key, np.zeros(VALUE_BYTES, dtype=np.uint8)) == coded
 
 
 def test_deleted_block_is_a_miss_and_its_room_is_free(store: BlockStore) -> None:
@@ -96,6 +116,11 @@ def test_bytes_without_their_checksum_are_refused_and_counted(store: BlockStore)
     assert store.put(record, block(2)[1]) is PutResult.CORRUPT
     assert store.usage().num_corrupt == 1
     assert store.usage().used_bytes == 0
+
+
+def test_record_of_another_length_than_the_bytes_is_refused(store: BlockStore) -> None:
+    record, value = block(1)
+    assert store.put(replace(record, length_bytes=VALUE_BYTES - 1), value) is PutResult.CORRUPT
 
 
 def test_records_lists_what_is_there(store: BlockStore) -> None:

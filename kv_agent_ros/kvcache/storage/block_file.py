@@ -1,0 +1,119 @@
+"""One block in one file: a header with everything the tree must know, then the bytes as they are.
+
+Format 2. A file is written whole under another name and renamed, so a reader finds it whole or not at all; nothing is
+synced, so a loss of power may tear it, and then header or bytes fail their checksum.
+"""
+
+from collections.abc import Sequence
+import os
+from pathlib import Path
+import struct
+
+import numpy as np
+
+from kv_agent_ros.kvcache.block import block_key
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
+
+_MAGIC = b'KVBLOCK2'
+_HEAD = struct.Struct('<8s32s32s32s16sQIH')  # magic, key, parent, root, checksum, lengths of block, tokens, codec
+_DIGEST_BYTES = 16
+_MAX_TOKEN_BYTES = 1 << 20
+_FIRST_READ_BYTES = 1024  # the whole header of blocks of up to some 200 tokens
+
+
+def file_bytes(record: BlockRecord) -> int:
+    """Length of the block's file."""
+    return _HEAD.size + len(record.tokens) + len(record.codec.encode()) + _DIGEST_BYTES + record.length_bytes
+
+
+def write_block(path: Path, record: BlockRecord, value: ByteArray) -> None:
+    """Make the file; it must not exist. Raises OSError, and then a part of it may be there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        _write_all(descriptor, (_pack(record), value.data))
+    finally:
+        os.close(descriptor)
+
+
+def read_block(descriptor: int, key: bytes, out: ByteArray) -> BlockRecord | None:
+    """Fill the start of `out`; the record, or None when the file is torn, altered or another block's.
+
+    A block longer than `out` is not read: compare the record's `length_bytes`. Raises OSError.
+    """
+    header = _read_header(descriptor, key)
+    if header is None:
+        return None
+    record, offset = header
+    if record.length_bytes > len(out):
+        return record
+    value = out[: record.length_bytes]
+    is_whole = _read_all(descriptor, value, offset) and checksum(value) == record.checksum
+    return record if is_whole else None
+
+
+def read_record(descriptor: int, key: bytes) -> BlockRecord | None:
+    """The header alone; None when it is torn, altered or another block's, or the file has another length."""
+    header = _read_header(descriptor, key)
+    if header is None or os.fstat(descriptor).st_size != file_bytes(header[0]):
+        return None
+    return header[0]
+
+
+def _pack(record: BlockRecord) -> bytes:
+    codec = record.codec.encode()
+    head = _HEAD.pack(
+        _MAGIC,
+        record.key,
+        record.parent_key,
+        record.root,
+        record.checksum,
+        record.length_bytes,
+        len(record.tokens),
+        len(codec),
+    )
+    signed = head + record.tokens + codec
+    return signed + checksum(np.frombuffer(signed, dtype=np.uint8))
+
+
+def _read_header(descriptor: int, key: bytes) -> tuple[BlockRecord, int] | None:
+    """The record and where its bytes begin."""
+    first = os.pread(descriptor, _FIRST_READ_BYTES, 0)
+    if len(first) < _HEAD.size:
+        return None
+    magic, found, parent, root, digest, length, num_token_bytes, num_codec_bytes = _HEAD.unpack_from(first)
+    if magic != _MAGIC or found != key or num_token_bytes > _MAX_TOKEN_BYTES:
+        return None
+    end = _HEAD.size + num_token_bytes + num_codec_bytes
+    if end + _DIGEST_BYTES > len(first):
+        first = os.pread(descriptor, end + _DIGEST_BYTES, 0)
+    if first[end : end + _DIGEST_BYTES] != checksum(np.frombuffer(first[:end], dtype=np.uint8)):
+        return None
+    tokens = first[_HEAD.size : _HEAD.size + num_token_bytes]
+    if block_key(parent, tokens) != key:
+        return None
+    codec = first[_HEAD.size + num_token_bytes : end].decode()
+    record = BlockRecord(
+        key=key, parent_key=parent, root=root, tokens=tokens, length_bytes=length, checksum=digest, codec=codec
+    )
+    return record, end + _DIGEST_BYTES
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
+    pending = [memoryview(part) for part in parts]
+    while pending:
+        num_written = os.writev(descriptor, pending)
+        while pending and num_written >= len(pending[0]):
+            num_written -= len(pending.pop(0))
+        if pending:
+            pending[0] = pending[0][num_written:]
+
+
+def _read_all(descriptor: int, out: ByteArray, offset: int) -> bool:
+    """False when the file ends before `out` does."""
+    position = 0
+    while position < len(out):
+        num_read = os.preadv(descriptor, [out[position:].data], offset + position)
+        if not num_read:
+            return False
+        position += num_read
+    return True
