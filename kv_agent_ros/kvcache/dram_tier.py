@@ -39,9 +39,14 @@ class DramTier:
         return self._num_locks
 
     def lock(self, path: TokenPath) -> PathLock:
-        """Lock the longest prefix of the path that is here."""
+        """Lock the longest prefix of the path that is here and count one use of it."""
         self._num_locks += 1
         return self._tree.lock(path)
+
+    def hold(self, path: TokenPath) -> PathLock:
+        """Lock the longest prefix of the path that is here, without a use of it."""
+        self._num_locks += 1
+        return self._tree.hold(path)
 
     def unlock(self, lock: PathLock) -> None:
         """End a lock; idempotent."""
@@ -95,7 +100,7 @@ class DramTier:
         Returns the keys that were not here before.
         """
         keys = path.keys()
-        added = self._tree.insert(path, keys)
+        added = keys[len(keys) - self._tree.insert(path) :]
         added_keys = set(added)
         first = len(keys) - len(checksums)
         parents = (path.root, *keys)
@@ -105,14 +110,14 @@ class DramTier:
                     key=slot.block_key,
                     parent_key=parents[index],
                     root=path.root,
-                    tokens=path.blocks[index].tobytes(),
+                    tokens=path.block(index),
                     length_bytes=slot.length_bytes,
                     checksum=digest,
                 )
                 del self._reserved[slot.offset_bytes]
                 self._store.publish(slot, record)
         self.cancel([slot for slot in slots if slot.offset_bytes in self._reserved])
-        return tuple(added)
+        return added
 
     def evict(self, num_blocks: int) -> int:
         """Evict unlocked blocks, tails first; returns how many there were."""

@@ -78,12 +78,13 @@ class KVCacheManager:
         with self._owned():
             epoch = self._epoch
             locks = [self._dram.lock(path)]
-            self._dram.count_hits(len(locks[0].keys))
-        origin = dict.fromkeys(locks[0].keys, Tier.DRAM)
+            self._dram.count_hits(locks[0].num_blocks)
+            origin = dict.fromkeys(locks[0].keys, Tier.DRAM)
         try:
             for tier in self._backing:
                 locks.append(self._promote(tier, path, locks[-1], epoch))
-                origin |= {key: tier.tier for key in locks[-1].keys if key not in origin}
+                promoted = path.keys()[len(origin) : locks[-1].num_blocks]
+                origin |= dict.fromkeys(promoted, tier.tier)
             with self._owned():
                 lease = HeldLease(session=session, path=path, lock=locks.pop())
                 return self._grant(lease, origin, len(tokens))
@@ -97,11 +98,11 @@ class KVCacheManager:
         path = self._path(namespace, tokens)
         keys = path.keys()
         with self._owned():
-            lock = self._dram.lock(path)
-            slots = self._dram.reserve(keys[len(lock.keys) :], path.block_bytes)
+            lock = self._dram.hold(path)
+            slots = self._dram.reserve(keys[lock.num_blocks :], path.block_bytes)
             lease = HeldLease(session=session, path=path, lock=lock, slots=slots)
             lease_id = self._leases.open(lease, self._clock())
-        first_token = len(lock.keys) * namespace.block_tokens
+        first_token = lock.num_blocks * namespace.block_tokens
         return WriteLease(lease_id=lease_id, first_token=first_token, slots=slots)
 
     def commit(self, lease_id: str, checksums: Sequence[bytes]) -> int:
@@ -128,7 +129,7 @@ class KVCacheManager:
         """
         with self._owned():
             lease = self._leases.take(lease_id)
-            if lease is None or not 0 <= num_good_blocks < len(lease.lock.keys):
+            if lease is None or not 0 <= num_good_blocks < lease.lock.num_blocks:
                 return self._end_lease(lease)
             self._num_discarded += 1
             self._dram.cut(lease.path, num_good_blocks)
@@ -237,7 +238,7 @@ class KVCacheManager:
 
     def _grant(self, lease: HeldLease, origin: dict[bytes, Tier], num_prompt_tokens: int) -> PrefixLease:
         keys = lease.lock.keys
-        matched_tokens = len(keys) * lease.path.blocks.shape[1]
+        matched_tokens = len(keys) * lease.path.block_tokens
         self._prompt_tokens += num_prompt_tokens
         self._cached_tokens += matched_tokens
         self._sessions.refer(lease.session, lease.path.head(len(keys)), keys)
@@ -249,10 +250,10 @@ class KVCacheManager:
     def _promote(self, tier: BackingTier, path: TokenPath, held: PathLock, epoch: int) -> PathLock:
         """A lock on the prefix after what `tier` has beyond `held` was copied up, as far as there is room."""
         found = tier.lock(path)
-        num_held = len(held.keys)
+        num_held = held.num_blocks
         try:
             with self._owned():
-                slots = self._dram.reserve(found.keys[num_held:], path.block_bytes)
+                slots = self._dram.reserve(path.keys()[num_held : found.num_blocks], path.block_bytes)
             checksums: list[bytes] = []
             try:
                 self._load(tier, path, num_held, slots, checksums)
@@ -262,7 +263,7 @@ class KVCacheManager:
                         checksums = []
                     end = path.head(num_held + len(checksums) if checksums else 0)
                     self._events.note(EventKind.MOVED, self._dram.publish(end, slots, checksums))
-                    lock = self._dram.lock(path)
+                    lock = self._dram.hold(path)
         finally:
             tier.unlock(found)
         return lock
@@ -279,22 +280,22 @@ class KVCacheManager:
             checksums.append(record.checksum)
 
     def _publish(self, lease: HeldLease, checksums: Sequence[bytes]) -> int:
-        num_held = len(lease.lock.keys)
+        num_held = lease.lock.num_blocks
         path = lease.path.head(num_held + len(checksums))
         added = self._dram.publish(path, lease.slots, checksums)
         self._dram.unlock(lease.lock)
-        visible = self._dram.lock(path)
-        path = path.head(len(visible.keys))
+        visible = self._dram.hold(path)
+        path = path.head(visible.num_blocks)
         self._events.note(EventKind.STORED, added, Tier.DRAM, lease.session)
         self._sessions.refer(lease.session, path, visible.keys)
         self._pins.extend(lease.session, path)
         self._write_behind(path, visible.keys if added else ())
         self._dram.unlock(visible)
-        return max(0, len(visible.keys) - num_held)
+        return max(0, visible.num_blocks - num_held)
 
     def _write_behind(self, path: TokenPath, keys: tuple[bytes, ...]) -> None:
         for tier in self._backing if keys else ():
-            lock = self._dram.lock(path)
+            lock = self._dram.hold(path)
             done = partial(self._end_transfer, tier)
             transfer = Transfer(path=path, keys=keys, lock=lock, read=self._read_locked, done=done)
             if not tier.submit(transfer):

@@ -1,15 +1,15 @@
-"""A token sequence as the trees see it: full blocks under a namespace."""
+"""A token sequence as the trees see it: full blocks under a namespace, as bytes that can be compared at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace, TokenArray, block_key
 
-BlockTokens = npt.NDArray[np.int32]  # (num_blocks, block_tokens)
+TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -17,30 +17,69 @@ class TokenPath:
     """The full blocks of a prompt, first to last. `root` is the namespace digest."""
 
     root: bytes = b''
-    blocks: BlockTokens = field(default_factory=lambda: np.zeros((0, 1), dtype=np.int32))
+    tokens: bytes = b''  # little-endian int32
+    block_tokens: int = 1
     layout: BlockLayout = BlockLayout(shape=(2, 0, 0, 0, 0), dtype='uint8')
+    hashed_keys: list[bytes] = field(default_factory=list, repr=False)  # empty until somebody asks
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.tokens) // (self.block_tokens * TOKEN_BYTES)
 
     @property
     def block_bytes(self) -> int:
         """Size of one block as the engine writes it."""
         return self.layout.num_bytes
 
+    def block(self, index: int) -> bytes:
+        """The tokens of one block."""
+        width = self.block_tokens * TOKEN_BYTES
+        return self.tokens[index * width : (index + 1) * width]
+
     def head(self, num_blocks: int) -> 'TokenPath':
         """The first blocks of the path."""
-        return replace(self, blocks=self.blocks[:num_blocks])
+        if num_blocks >= self.num_blocks:
+            return self
+        tokens = self.tokens[: num_blocks * self.block_tokens * TOKEN_BYTES]
+        return replace(self, tokens=tokens, hashed_keys=self.hashed_keys[:num_blocks])
 
     def keys(self) -> tuple[bytes, ...]:
-        """The blocks' keys, the same as block_keys() gives."""
-        keys = []
-        parent = self.root
-        for block in self.blocks:
-            parent = block_key(parent, block.tobytes())
-            keys.append(parent)
-        return tuple(keys)
+        """The blocks' keys, the same as block_keys() gives; hashed once."""
+        if not self.hashed_keys:
+            self.hashed_keys[:] = chain_keys(self.root, self.tokens, self.block_tokens * TOKEN_BYTES)
+        return tuple(self.hashed_keys)
+
+
+def chain_keys(parent: bytes, tokens: bytes, width: int) -> list[bytes]:
+    """Keys of the blocks of `width` bytes each that follow `parent`, a key or a namespace digest."""
+    keys = []
+    for start in range(0, len(tokens), width):
+        parent = block_key(parent, tokens[start : start + width])
+        keys.append(parent)
+    return keys
 
 
 def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> TokenPath:
     """The full blocks of `tokens`; the partial tail has none. Raises BadRequestError for impossible input."""
+    root, layout = _checked(namespace)
+    array = np.asarray(tokens)
+    if not _are_ids(array):
+        raise BadRequestError(f'tokens: expected ids in 0..2147483647 in one row, got {array.dtype} {array.shape}')
+    width = namespace.block_tokens
+    full = array[: len(array) // width * width].astype('<i4', copy=False)
+    return TokenPath(root=root, tokens=full.tobytes(), block_tokens=width, layout=layout)
+
+
+def _are_ids(array: TokenArray) -> bool:
+    if array.ndim != 1 or not array.size:
+        return array.ndim == 1
+    is_in_range = array.dtype.kind in 'iu' and np.minimum.reduce(array) >= 0
+    return bool(is_in_range and (array.dtype == np.int32 or np.maximum.reduce(array) < 2**31))
+
+
+@lru_cache(maxsize=256)
+def _checked(namespace: KVNamespace) -> tuple[bytes, BlockLayout]:
+    """Digest and layout of a namespace that is possible."""
     sizes = (namespace.num_layers, namespace.num_kv_heads, namespace.head_dim, namespace.block_tokens)
     if min(sizes) <= 0:
         raise BadRequestError(f'namespace: expected sizes > 0, got {namespace}')
@@ -52,11 +91,4 @@ def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> To
         raise BadRequestError(f'namespace.bits: expected 2, 4, 8 or 16, got {namespace.bits}')
     if block_bytes <= 0:
         raise BadRequestError(f'namespace.dtype: expected elements of one byte or more, got {namespace.dtype!r}')
-    array = np.asarray(tokens)
-    is_integral = array.ndim == 1 and (array.dtype.kind in 'iu' or array.size == 0)
-    if not is_integral or (array.size and not 0 <= array.min() <= array.max() < 2**31):
-        raise BadRequestError(f'tokens: expected ids in 0..2147483647 in one row, got {array.dtype} {array.shape}')
-    width = namespace.block_tokens
-    num_blocks = len(array) // width
-    blocks = array[: num_blocks * width].astype('<i4').reshape(num_blocks, width)
-    return TokenPath(root=namespace.digest, blocks=blocks, layout=namespace.layout)
+    return namespace.digest, namespace.layout

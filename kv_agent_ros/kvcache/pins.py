@@ -35,13 +35,13 @@ class PinBoard:
         """
         self.unpin(session)
         allowance_bytes = int(self._dram.capacity_bytes * _MAX_FRACTION) - sum(p.num_bytes for p in self._pins.values())
-        lock = self._dram.lock(path.head(max(0, allowance_bytes) // max(1, path.block_bytes)))
-        if not lock.keys:
+        lock = self._dram.hold(path.head(max(0, allowance_bytes) // max(1, path.block_bytes)))
+        if not lock.num_blocks:
             self._dram.unlock(lock)
             return 0
-        num_bytes = len(lock.keys) * path.block_bytes
+        num_bytes = lock.num_blocks * path.block_bytes
         self._pins[session] = _Pin(lock=lock, expires_s=expires_s, num_bytes=num_bytes)
-        return len(lock.keys)
+        return lock.num_blocks
 
     def extend(self, session: SessionKey, path: TokenPath) -> None:
         """The session's prefix has grown: a pinned session pins the new one, until the same time."""

@@ -1,39 +1,74 @@
-"""The nodes of the radix tree: runs of blocks, cut in two and joined again."""
+"""The nodes of the radix tree: runs of blocks as bytes, cut in two where paths part or locks end."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from kv_agent_ros.kvcache.path import BlockTokens
+from kv_agent_ros.kvcache.eviction import BlockUse
+from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath, chain_keys
 
 
 class Node:
     """A run of blocks below `parent`; children by the tokens of their first block.
 
-    A doomed node is no longer matched and goes with its last lock.
+    Every block of a run has the same history of use. A doomed node is no longer matched and goes with its last lock.
     """
 
-    __slots__ = ('children', 'is_doomed', 'is_queued', 'keys', 'last_used', 'num_locks', 'parent', 'tokens')
+    __slots__ = (
+        '_keys',
+        'children',
+        'depth',
+        'first_used',
+        'is_doomed',
+        'is_queued',
+        'last_used',
+        'num_locks',
+        'num_uses',
+        'parent',
+        'priority',
+        'tokens',
+        'width',
+    )
 
-    def __init__(self, parent: 'Node | None', tokens: BlockTokens, keys: list[bytes], last_used: int) -> None:
+    def __init__(self, parent: 'Node | None', tokens: bytes, width: int) -> None:
         self.parent = parent  # None: a root, or removed
         self.tokens = tokens
-        self.keys = keys
+        self.width = width  # bytes of one block's tokens
+        self.depth: int = 0 if parent is None else parent.depth + parent.num_blocks  # blocks before the run
         self.children: dict[bytes, Node] = {}
         self.num_locks = 0
-        self.last_used = last_used
+        self.first_used = self.last_used = self.num_uses = self.priority = 0
         self.is_doomed = False
         self.is_queued = False  # for eviction
+        self._keys: list[bytes] = []  # empty until somebody asks
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.tokens) // self.width
 
     @property
     def is_evictable(self) -> bool:
         return self.parent is not None and not self.children and not self.num_locks
 
-    def num_equal(self, blocks: BlockTokens) -> int:
-        """How many blocks of the run are the first ones of `blocks`."""
-        size = min(len(self.tokens), len(blocks))
-        is_equal = (self.tokens[:size] == blocks[:size]).all(axis=1)
-        return size if is_equal.all() else int(is_equal.argmin())
+    def use(self) -> BlockUse:
+        """What is known about the last block."""
+        return BlockUse(
+            last_used=self.last_used,
+            first_used=self.first_used,
+            num_uses=self.num_uses,
+            depth=self.depth + self.num_blocks - 1,
+            priority=self.priority,
+            find_key=self.last_key,
+        )
+
+    def num_equal(self, tokens: bytes, start: int) -> int:
+        """How many blocks of the run are those of `tokens` from byte `start` on."""
+        size = min(len(self.tokens), len(tokens) - start)
+        if self.tokens.startswith(tokens[start : start + size]):
+            return size // self.width
+        run = np.frombuffer(self.tokens, np.int32, size // TOKEN_BYTES)
+        other = np.frombuffer(tokens, np.int32, size // TOKEN_BYTES, start)
+        return int((run != other).argmax()) * TOKEN_BYTES // self.width
 
     def path(self) -> Iterator['Node']:
         """This node, its parent, and so on, the root included."""
@@ -42,10 +77,30 @@ class Node:
             yield step
             step = step.parent
 
-    def path_keys(self, num_in_node: int) -> tuple[bytes, ...]:
-        """Keys from the first block of the path to block `num_in_node` (exclusive) of this run."""
-        runs = [step.keys for step in self.path()]
-        runs[0] = runs[0][:num_in_node]
+    def learn_keys(self, path: TokenPath) -> None:
+        """Take the keys from the path that the run is on, if it was asked for them."""
+        self._keys = path.hashed_keys[self.depth : self.depth + self.num_blocks]
+
+    def block_keys(self) -> list[bytes]:
+        """The blocks' keys, hashed with those before them at the first call."""
+        unhashed = []
+        step = self
+        while step.parent is not None and not step._keys:
+            unhashed.append(step)
+            step = step.parent
+        for run in reversed(unhashed):
+            assert run.parent is not None
+            run._keys = chain_keys(run.parent._keys[-1], run.tokens, run.width)
+        return self._keys
+
+    def last_key(self) -> bytes:
+        """Key of the last block."""
+        return self.block_keys()[-1]
+
+    def path_keys(self) -> tuple[bytes, ...]:
+        """Keys from the first block of the path to the last of this run."""
+        self.block_keys()
+        runs = [step._keys for step in self.path() if step.parent is not None]
         return tuple(key for run in reversed(runs) for key in run)
 
     def subtree(self) -> Iterator['Node']:
@@ -59,39 +114,31 @@ class Node:
     def hang_on(self, parent: 'Node') -> None:
         """Become a child of `parent`, in place of the one that starts with the same block."""
         self.parent = parent
-        parent.children[self.tokens[0].tobytes()] = self
+        parent.children[self.tokens[: self.width]] = self
 
     def split(self, num_upper: int) -> 'Node':
         """Cut the run in two; this stays the lower part, so that locks on its end stay true. Returns the upper part."""
-        upper = Node(self.parent, self.tokens[:num_upper], self.keys[:num_upper], self.last_used)
-        upper.num_locks = self.num_locks
-        upper.is_doomed = self.is_doomed
-        if self.parent is not None:
-            upper.hang_on(self.parent)
-        self.tokens, self.keys = self.tokens[num_upper:], self.keys[num_upper:]
+        assert self.parent is not None
+        cut = num_upper * self.width
+        upper = Node(self.parent, self.tokens[:cut], self.width)
+        upper.num_locks, upper.is_doomed = self.num_locks, self.is_doomed
+        upper.first_used, upper.last_used = self.first_used, self.last_used
+        upper.num_uses, upper.priority = self.num_uses, self.priority
+        upper._keys, self._keys = self._keys[:num_upper], self._keys[num_upper:]
+        upper.hang_on(self.parent)
+        self.tokens = self.tokens[cut:]
+        self.depth += num_upper
         self.hang_on(upper)
         return upper
 
-    def join_path(self) -> None:
-        """Undo splits along the path, where no lock, branch or difference in use tells two runs apart."""
-        step: Node | None = self
-        while step is not None:
-            runs = [step]
-            for above in list(step.path())[1:]:
-                if not _is_one_run(runs[-1], above):
-                    break
-                runs.append(above)
-            top = runs[-1].parent
-            if len(runs) > 1 and top is not None:
-                step.tokens = np.concatenate([run.tokens for run in reversed(runs)])
-                step.keys = [key for run in reversed(runs) for key in run.keys]
-                step.hang_on(top)
-                for run in runs[1:]:
-                    run.parent = None
-            step = top
+    def drop_last(self) -> None:
+        """Forget the last block of a longer run."""
+        self.tokens = self.tokens[: -self.width]
+        del self._keys[-1:]
 
 
-def _is_one_run(node: Node, parent: Node) -> bool:
-    if parent.parent is None or len(parent.children) > 1 or node.num_locks or parent.num_locks:
-        return False
-    return node.last_used == parent.last_used
+def root_node(digest: bytes, width: int) -> Node:
+    """The node above all paths of a namespace; its only key is the namespace digest."""
+    root = Node(None, b'', width)
+    root._keys = [digest]
+    return root

@@ -1,33 +1,43 @@
 """Which prefixes a tier holds: one radix tree of token blocks per namespace.
 
-An edge is a run of blocks, compared with numpy at once; children are found by the tokens of their first block. The tree
-knows keys, locks and the order of use; it has never heard of bytes, tiers or sessions. It is not thread-safe: its owner
-guards it. After RadixAttention (arXiv 2312.07104), with tail blocks instead of whole nodes as the unit of eviction.
+An edge is a run of blocks, compared as bytes at once; children are found by the tokens of their first block. The tree
+knows tokens, locks and the order of use; it has never heard of bytes, tiers or sessions, and hashes keys only for those
+who ask. It is not thread-safe: its owner guards it. After RadixAttention (arXiv 2312.07104), with tail blocks instead
+of whole nodes as the unit of eviction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import heapq
 import itertools
 
-import numpy as np
-
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.eviction import EvictionPolicy, Rank
-from kv_agent_ros.kvcache.path import TokenPath
-from kv_agent_ros.kvcache.radix_node import Node
+from kv_agent_ros.kvcache.eviction import EvictionPolicy, GhostList, Rank
+from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath
+from kv_agent_ros.kvcache.radix_node import Node, root_node
 
 _MAX_STALE_ENTRIES = 1024  # of removed nodes in the eviction queue, beyond one per block, before it is rebuilt
+_MAX_RUN_BYTES = 1 << 15  # of tokens in one node, so that no operation copies more than this for one block
 
 
 class PathLock:
-    """Keeps a prefix in the tree until `RadixPrefixCache.unlock()`; `keys` from the first block to the last."""
+    """Keeps a prefix of `num_blocks` blocks in the tree until `RadixPrefixCache.unlock()`."""
 
-    __slots__ = ('_node', 'is_released', 'keys')
+    __slots__ = ('_keys', '_node', 'is_released', 'num_blocks')
 
-    def __init__(self, keys: tuple[bytes, ...], node: Node) -> None:
-        self.keys = keys
+    def __init__(self, node: Node) -> None:
+        self.num_blocks = node.depth + node.num_blocks
         self.is_released = False
         self._node = node
+        self._keys: tuple[bytes, ...] = ()
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """From the first block to the last. The first call hashes, reads the tree and must come before unlock()."""
+        if len(self._keys) < self.num_blocks:
+            if self.is_released:
+                raise StoreError('PathLock.keys: expected a first call before unlock(), got one after it')
+            self._keys = self._node.path_keys()
+        return self._keys
 
 
 class RadixPrefixCache:
@@ -36,8 +46,11 @@ class RadixPrefixCache:
     A lock holds every block from the root down; a block under a lock, or with blocks after it, is never evicted.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, num_ghosts: int = 0) -> None:
+        """`num_ghosts` evicted blocks are remembered: one that comes back brings its number of uses."""
         self._policy = policy
+        self._num_ghosts = num_ghosts
+        self._ghosts = GhostList(num_ghosts)
         self._roots: dict[bytes, Node] = {}
         self._queue: list[tuple[Rank, int, Node]] = []  # at most one entry per node, possibly with an old, lower rank
         self._sequence = itertools.count()
@@ -54,23 +67,29 @@ class RadixPrefixCache:
         """Blocks that no lock holds; evict() can remove all of them."""
         return self._num_blocks - self._num_locked_blocks
 
-    def match(self, path: TokenPath) -> tuple[bytes, ...]:
-        """Keys of the longest cached prefix of the path; changes nothing."""
-        node, num_in_node, _ = self._walk(path)
-        return node.path_keys(num_in_node)
+    def match(self, path: TokenPath) -> int:
+        """Number of blocks in the longest cached prefix of the path; changes nothing."""
+        return self._walk(path)[2]
 
     def lock(self, path: TokenPath) -> PathLock:
-        """Lock the longest cached prefix of the path and mark it as used now."""
+        """Lock the longest cached prefix of the path and count one use of it, now."""
+        lock = self.hold(path)
+        self._tick += 1
+        for step in lock._node.path():
+            step.last_used = self._tick
+            step.num_uses += 1
+        return lock
+
+    def hold(self, path: TokenPath) -> PathLock:
+        """Lock the longest cached prefix of the path for bookkeeping, which is no use of it."""
         node, num_in_node, _ = self._walk(path)
-        if num_in_node < len(node.keys):
+        if num_in_node < node.num_blocks:
             node = node.split(num_in_node)
-        lock = PathLock(node.path_keys(len(node.keys)), node)
-        self._touch(node)
         for step in node.path():
             step.num_locks += 1
             if step.num_locks == 1:
-                self._num_locked_blocks += len(step.keys)
-        return lock
+                self._num_locked_blocks += step.num_blocks
+        return PathLock(node)
 
     def unlock(self, lock: PathLock) -> list[bytes]:
         """End a lock; idempotent. Returns the keys of cut blocks that left the tree with their last lock."""
@@ -82,39 +101,46 @@ class RadixPrefixCache:
             node.num_locks -= 1
             if node.num_locks:
                 continue
-            self._num_locked_blocks -= len(node.keys)
+            self._num_locked_blocks -= node.num_blocks
             if node.is_doomed:
                 removed += self._remove_subtree(node)
             else:
                 self._enqueue(node)
-        if not lock._node.is_doomed:
-            lock._node.join_path()
         return removed
 
-    def insert(self, path: TokenPath, keys: Sequence[bytes]) -> list[bytes]:
-        """Add the blocks that are not there yet, mark the path as used now; returns the keys that were added.
+    def insert(self, path: TokenPath, priority: int = 0) -> int:
+        """Add the blocks that are not there yet, mark the path as used now; returns how many were added.
 
-        Nothing is added where a cut block with a living lock is in the way.
+        They are the last ones of the path. Nothing is added where a cut block with a living lock is in the way.
         """
-        blocks = path.blocks
-        if len(keys) != len(blocks):
-            raise StoreError(f'insert: expected one key per block, got {len(keys)} keys for {len(blocks)} blocks')
-        if path.root not in self._roots:
-            self._roots[path.root] = Node(None, blocks[:0], [], self._tick)
+        width = path.block_tokens * TOKEN_BYTES
+        root = self._roots.get(path.root)
+        if root is None:
+            root = self._roots[path.root] = root_node(path.root, width)
+        if root.width != width:
+            raise StoreError(f'insert: expected blocks of {root.width} bytes in this namespace, got {width}')
         node, num_in_node, num_matched = self._walk(path)
-        added = list(keys[num_matched:])
-        if num_in_node < len(node.keys):
+        if num_in_node < node.num_blocks:
             node = node.split(num_in_node)
-        if added and blocks[num_matched].tobytes() in node.children:
-            return []
-        if added:
-            child = Node(node, np.array(blocks[num_matched:], dtype=np.int32), added.copy(), self._tick)
-            child.hang_on(node)
-            self._num_blocks += len(added)
-            node = child
-        self._touch(node)
+        start = num_matched * width
+        if path.tokens[start : start + width] in node.children:
+            return 0
+        self._tick += 1
+        for end, num_uses in self._runs(path, num_matched):
+            node = Node(node, path.tokens[start : end * width], width)
+            assert node.parent is not None
+            node.hang_on(node.parent)
+            node.first_used, node.num_uses = self._tick, num_uses
+            node.learn_keys(path)
+            start = end * width
+        num_added = path.num_blocks - num_matched
+        self._num_blocks += num_added
+        for step in node.path():
+            step.last_used = self._tick
+            if step.priority < priority:
+                step.priority = priority
         self._enqueue(node)
-        return added
+        return num_added
 
     def evict(self, num_blocks: int) -> list[bytes]:
         """Remove up to `num_blocks` unlocked blocks, tails first, in the policy's order; returns their keys."""
@@ -124,7 +150,7 @@ class RadixPrefixCache:
             node.is_queued = False
             if not node.is_evictable:
                 continue
-            if self._rank(node) == rank:
+            if self._policy.rank(node.use()) == rank:
                 removed.append(self._remove_tail(node))
             self._enqueue(node)
         return removed
@@ -155,27 +181,28 @@ class RadixPrefixCache:
 
     def all_keys(self) -> Iterator[bytes]:
         """Every block's key, in no particular order."""
-        return (key for node in self._nodes() for key in node.keys)
+        return (key for node in self._nodes() for key in node.block_keys())
 
     def locked_keys(self) -> Iterator[bytes]:
         """Keys of the blocks under a lock, in no particular order."""
-        return (key for node in self._nodes() if node.num_locks for key in node.keys)
+        return (key for node in self._nodes() if node.num_locks for key in node.block_keys())
 
     def check_integrity(self) -> None:
         """Raise StoreError when the tree contradicts itself."""
         queued = {id(entry[2]) for entry in self._queue}
         num_blocks = num_locked = 0
         for node in self._nodes():
-            num_blocks += len(node.keys)
-            num_locked += len(node.keys) if node.num_locks else 0
+            num_blocks += node.num_blocks
+            num_locked += node.num_blocks if node.num_locks else 0
             parent = node.parent
-            _require(
-                parent is not None and parent.children.get(node.tokens[0].tobytes()) is node,
-                'child not under its parent',
-            )
-            _require(len(node.keys) == len(node.tokens) > 0, 'a run without blocks or with keys of other blocks')
+            assert parent is not None
+            _require(parent.children.get(node.tokens[: node.width]) is node, 'child not under its parent')
+            _require(node.num_blocks > 0 and not len(node.tokens) % node.width, 'a run that is not of whole blocks')
+            _require(len(node._keys) in (0, node.num_blocks), 'a run with keys of other blocks')
+            _require(node.depth == parent.depth + parent.num_blocks, 'depth differs from the path')
             _require(node.num_locks >= sum(child.num_locks for child in node.children.values()), 'locks lost on a path')
-            _require(parent is not None and parent.last_used >= node.last_used, 'a child used later than its parent')
+            _require(parent.last_used >= node.last_used >= node.first_used, 'a child used later than its parent')
+            _require(parent.priority >= node.priority, 'a child of higher priority than its parent')
             _require(node.is_queued == (id(node) in queued), 'queue flag differs from the queue')
             _require(node.is_queued or not node.is_evictable, 'an evictable leaf is not in the queue')
             _require(not node.is_doomed or node.num_locks > 0, 'a cut block without a lock')
@@ -187,57 +214,63 @@ class RadixPrefixCache:
 
     def _walk(self, path: TokenPath) -> tuple[Node, int, int]:
         """The deepest node that a prefix of the path reaches, how many of its blocks match, how many match in all."""
-        blocks = path.blocks
+        tokens, width = path.tokens, path.block_tokens * TOKEN_BYTES
         node = self._roots.get(path.root)
         if node is None:
-            return Node(None, blocks[:0], [], 0), 0, 0
-        num_matched = 0
-        while num_matched < len(blocks):
-            child = node.children.get(blocks[num_matched].tobytes())
+            return root_node(path.root, width), 0, 0
+        start = 0
+        while start < len(tokens):
+            child = node.children.get(tokens[start : start + width])
             if child is None or child.is_doomed:
                 break
-            num_equal = child.num_equal(blocks[num_matched:])
-            num_matched += num_equal
-            if num_equal < len(child.keys):
-                return child, num_equal, num_matched
+            if not tokens.startswith(child.tokens, start):
+                num_equal = child.num_equal(tokens, start)
+                return child, num_equal, start // width + num_equal
+            start += len(child.tokens)
             node = child
-        return node, len(node.keys), num_matched
+        return node, node.num_blocks, start // width
 
-    def _touch(self, node: Node) -> None:
-        self._tick += 1
-        for step in node.path():
-            step.last_used = self._tick
-
-    def _rank(self, node: Node) -> Rank:
-        return self._policy.rank(node.keys[-1], node.last_used)
+    def _runs(self, path: TokenPath, start: int) -> Iterator[tuple[int, int]]:
+        """Where the runs of the blocks from `start` on end, and how often theirs have been used, this time included."""
+        step = max(1, _MAX_RUN_BYTES // (path.block_tokens * TOKEN_BYTES))
+        if not len(self._ghosts):
+            yield from ((min(end, path.num_blocks), 1) for end in range(start + step, path.num_blocks + step, step))
+            return
+        num_uses = [1 + self._ghosts.take(key) for key in path.keys()[start:]]
+        for index, (before, after) in enumerate(itertools.pairwise([*num_uses, 0]), start + 1):
+            if before != after or not (index - start) % step:
+                yield index, before
 
     def _enqueue(self, node: Node) -> None:
         if not node.is_queued and node.is_evictable:
             node.is_queued = True
-            heapq.heappush(self._queue, (self._rank(node), next(self._sequence), node))
+            heapq.heappush(self._queue, (self._policy.rank(node.use()), next(self._sequence), node))
             if len(self._queue) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
                 self.reorder()
 
     def _remove_tail(self, node: Node) -> bytes:
-        if len(node.keys) == 1:
-            parent = node.parent
-            (key,) = self._remove_subtree(node)
-            if parent is not None:
-                self._enqueue(parent)
+        key = node.last_key()
+        if self._num_ghosts:
+            self._ghosts.remember(key, node.num_uses)
+        if node.num_blocks > 1:
+            node.drop_last()
+            self._num_blocks -= 1
             return key
-        node.tokens = node.tokens[:-1]
-        self._num_blocks -= 1
-        return node.keys.pop()
+        parent = node.parent
+        self._remove_subtree(node)
+        if parent is not None:
+            self._enqueue(parent)
+        return key
 
     def _remove_subtree(self, node: Node) -> list[bytes]:
         """Take an unlocked node and all below it out of the tree."""
         assert node.parent is not None
-        del node.parent.children[node.tokens[0].tobytes()]
-        removed: list[bytes] = []
-        for gone in list(node.subtree()):
-            removed += gone.keys
-            gone.parent = None
-            gone.children = {}
+        gone = list(node.subtree())
+        removed = [key for step in gone for key in step.block_keys()]
+        del node.parent.children[node.tokens[: node.width]]
+        for step in gone:
+            step.parent = None
+            step.children = {}
         self._num_blocks -= len(removed)
         return removed
 

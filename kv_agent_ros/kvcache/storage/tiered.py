@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import logging
 import threading
 
-import numpy as np
-
 from kv_agent_ros.kvcache.block import Tier, TierUsage
 from kv_agent_ros.kvcache.eviction import LruPolicy
-from kv_agent_ros.kvcache.path import TokenPath
+from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult
 
@@ -67,7 +65,7 @@ class BackingTier:
         return opened
 
     def lock(self, path: TokenPath) -> PathLock:
-        """Lock the longest prefix of the path that is here."""
+        """Lock the longest prefix of the path that is here and count one use of it."""
         with self._changed:
             return self._tree.lock(path)
 
@@ -190,23 +188,23 @@ class BackingTier:
                 self._changed.notify_all()
 
     def _write(self, transfer: Transfer, epoch: int) -> TransferResult:
-        held = self.lock(transfer.path)
+        with self._changed:
+            held = self._tree.hold(transfer.path)
         stored: list[bytes] = []
         evicted: list[bytes] = []
         last = PutResult.STORED
-        for key in transfer.keys[len(held.keys) :]:
+        for key in transfer.keys[held.num_blocks :]:
             last = self._put(*transfer.read(key), evicted)
             if last is not PutResult.STORED:
                 break
             stored.append(key)
-        end = len(held.keys) + len(stored)
+        end = held.num_blocks + len(stored)
         with self._changed:
-            added: list[bytes] = []
-            if epoch == self._epoch:
-                added = self._tree.insert(transfer.path.head(end), transfer.keys[:end])
+            num_added = self._tree.insert(transfer.path.head(end)) if epoch == self._epoch else 0
             gone = self._tree.unlock(held)
+        added = transfer.keys[end - num_added : end]
         self._delete(gone + [key for key in stored if key not in added])
-        return TransferResult(stored=tuple(added), evicted=tuple(evicted), num_present=end, last=last)
+        return TransferResult(stored=added, evicted=tuple(evicted), num_present=end, last=last)
 
     def _put(self, record: BlockRecord, value: ByteArray, evicted: list[bytes]) -> PutResult:
         while True:
@@ -254,7 +252,6 @@ class BackingTier:
             return ()
         path.reverse()
         keys = tuple(record.key for record in path)
-        tokens = np.frombuffer(b''.join(record.tokens for record in path), dtype='<i4')
-        blocks = tokens.reshape(len(path), -1)
-        self._tree.insert(TokenPath(root=leaf.root, blocks=blocks), keys)
+        tokens = b''.join(record.tokens for record in path)
+        self._tree.insert(TokenPath(root=leaf.root, tokens=tokens, block_tokens=len(leaf.tokens) // TOKEN_BYTES))
         return keys

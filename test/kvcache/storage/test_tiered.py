@@ -60,7 +60,7 @@ class Giver:
         self.tree = RadixPrefixCache(LruPolicy())
 
     def transfer(self, *blocks: int) -> Transfer:
-        path = TokenPath(root=bytes(32), blocks=np.array(blocks, np.int32).reshape(-1, 1), layout=LAYOUT)
+        path = TokenPath(root=bytes(32), tokens=np.array(blocks, '<i4').tobytes(), layout=LAYOUT)
         return Transfer(path=path, keys=path.keys(), read=self.read, done=self.done, lock=self.tree.lock(path))
 
     def read(self, key: bytes) -> tuple[BlockRecord, ByteArray]:
