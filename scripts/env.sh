@@ -150,3 +150,31 @@ kv_run_group() {
   trap - INT TERM HUP
   return "${signalled:-$code}"
 }
+
+# Runs step $1 with title $2 and command $3… unless it has already succeeded for the key on stdin; shows how long it
+# took, and on failure the end of its log, and exits. The stamp is written last, so that an interrupted step runs again.
+# The caller has set kv_env, kv_stamps, steps (how many), number (0) and done_steps (0). bash ignores "set -e" inside
+# a step: it says itself when to stop.
+kv_step() {
+  local name=$1 title=$2 key log="$kv_env/log/$1.log" begun=$SECONDS code=0 ticker=''
+  shift 2
+  key=$(sha256sum | cut -c1-32)
+  number=$((number + 1))
+  [ "$(cat "$kv_stamps/$name" 2>/dev/null)" != "$key" ] || return 0
+  rm -f "$kv_stamps/$name"
+  printf '[%d/%d] %s … ' "$number" "$steps" "$title"
+  if [ -t 1 ]; then
+    (while sleep 1; do printf '\r[%d/%d] %s … %d s ' "$number" "$steps" "$title" $((SECONDS - begun)); done) &
+    ticker=$!
+  fi
+  kv_run_group "$@" >"$log" 2>&1 || code=$?
+  [ -z "$ticker" ] || { kill "$ticker" 2>/dev/null; wait "$ticker" 2>/dev/null || true; printf '\r[%d/%d] %s … ' "$number" "$steps" "$title"; }
+  if [ "$code" -ne 0 ]; then
+    echo "stopped after $((SECONDS - begun)) s (exit code $code)"
+    [ "$code" -ge 130 ] || { tail -n 30 "$log" | sed 's/^/  | /'; echo "The whole log: $log"; } >&2
+    exit "$code"
+  fi
+  printf '%s' "$key" >"$kv_stamps/$name"
+  done_steps=$((done_steps + 1))
+  echo "$((SECONDS - begun)) s"
+}

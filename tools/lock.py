@@ -1,7 +1,8 @@
 """Writes requirements/*.txt: for every package named in requirements/*.in, the versions installed in this interpreter.
 
-Run it with the Python of an environment in which everything works. Each file is complete by itself: what its names
-need in turn is in it too. Packages without an installer record came inside a ROS wheel and are skipped.
+Run it with the Python of an environment in which everything works; name files (sglang) to write those instead of the
+main ones. Each file is complete by itself: what its names need in turn is in it too. Packages without an installer
+record came inside a ROS wheel and are skipped.
 """
 
 from importlib import metadata
@@ -13,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / 'requirements'
 WITHOUT_DEPENDENCIES = {'models'}
+LEAVES = {'sglang', 'torchvision'}  # they ask for more than is installed: see sglang.in
 ORDER = ('ros', 'runtime', 'models', 'dev')
 
 
@@ -51,13 +53,14 @@ def closure(roots: list[Requirement], packages: dict[str, metadata.Distribution]
         if not requirement.specifier.contains(packages[key[0]].version, prereleases=True):
             raise SystemExit(f'lock: {requirement} is wanted, {packages[key[0]].version} is installed in {sys.prefix}')
         seen.add(key)
-        queue.extend(needs(packages[key[0]], set(requirement.extras)))
+        if key[0] not in LEAVES:
+            queue.extend(needs(packages[key[0]], set(requirement.extras)))
     return {name for name, _ in seen}
 
 
 def main() -> int:
     packages = installed()
-    for name in ORDER:
+    for name in sys.argv[1:] or ORDER:
         roots = wanted(name)
         names = {canonicalize_name(r.name) for r in roots}
         if name not in WITHOUT_DEPENDENCIES:
