@@ -55,6 +55,13 @@ class StoreUsage:
     num_blocks: int
     num_errors: int = 0  # failed reads and writes of the device
     num_corrupt: int = 0  # blocks whose bytes or header did not have their checksum
+    read_bytes: int = 0  # this and below are measured by GuardedStore
+    written_bytes: int = 0
+    read_bytes_per_s: float = 0.0  # of late; 0 while nothing was read
+    write_bytes_per_s: float = 0.0
+    read_latency_s: float = 0.0  # of one block, of late
+    write_latency_s: float = 0.0
+    is_degraded: bool = False  # failing or hanging now: everything in it is a miss; do not delete what misses
 
 
 class BlockStore(Protocol):
@@ -76,7 +83,7 @@ class BlockStore(Protocol):
         ...
 
     def size_bytes(self, key: bytes) -> int:
-        """What the block occupies of the capacity, 0 when it is not there."""
+        """What the block occupies of the capacity, 0 when it is not there. Answers from memory."""
         ...
 
     def records(self) -> Iterator[BlockRecord]:
@@ -84,7 +91,7 @@ class BlockStore(Protocol):
         ...
 
     def usage(self) -> StoreUsage:
-        """The books."""
+        """The books. Answers from memory."""
         ...
 
     def close(self) -> None:
