@@ -79,7 +79,7 @@ class Node:
 
     def learn_keys(self, path: TokenPath) -> None:
         """Take the keys from the path that the run is on, if it was asked for them."""
-        self._keys = path.hashed_keys[self.depth : self.depth + self.num_blocks]
+        self._keys = list(path.hashed_keys[self.depth : self.depth + self.num_blocks])
 
     def block_keys(self) -> list[bytes]:
         """The blocks' keys, hashed with those before them at the first call."""
@@ -102,6 +102,12 @@ class Node:
         self.block_keys()
         runs = [step._keys for step in self.path() if step.parent is not None]
         return tuple(key for run in reversed(runs) for key in run)
+
+    def token_path(self) -> TokenPath:
+        """The path from the first block to the last of this run; its layout is not known here."""
+        runs = list(self.path())
+        tokens = b''.join(run.tokens for run in reversed(runs))
+        return TokenPath(root=runs[-1]._keys[0], tokens=tokens, block_tokens=self.width // TOKEN_BYTES)
 
     def subtree(self) -> Iterator['Node']:
         """This node and everything below, parents before children."""

@@ -145,15 +145,26 @@ class RadixPrefixCache:
     def evict(self, num_blocks: int) -> list[bytes]:
         """Remove up to `num_blocks` unlocked blocks, tails first, in the policy's order; returns their keys."""
         removed: list[bytes] = []
-        while len(removed) < num_blocks and self._queue:
-            rank, _, node = heapq.heappop(self._queue)
+        while len(removed) < num_blocks and (node := self._victim()) is not None:
+            heapq.heappop(self._queue)
             node.is_queued = False
-            if not node.is_evictable:
-                continue
-            if self._policy.rank(node.use()) == rank:
-                removed.append(self._remove_tail(node))
+            removed.append(self._remove_tail(node))
             self._enqueue(node)
         return removed
+
+    def victim(self) -> TokenPath:
+        """The path whose last block evict() would remove first; empty when it could remove nothing."""
+        node = self._victim()
+        return TokenPath() if node is None else node.token_path()
+
+    def victim_key(self) -> bytes:
+        """Key of the block that evict() would remove first; empty when it could remove nothing."""
+        node = self._victim()
+        return b'' if node is None else node.last_key()
+
+    def leaves(self) -> Iterator[TokenPath]:
+        """The paths to the blocks that have none after them."""
+        return (node.token_path() for node in self._nodes() if not node.children)
 
     def cut(self, path: TokenPath, num_kept: int) -> list[bytes]:
         """Forget block number `num_kept` of this path and everything after it; returns the keys that left now.
@@ -211,6 +222,16 @@ class RadixPrefixCache:
         _require(
             (num_blocks, num_locked) == (self._num_blocks, self._num_locked_blocks), 'counters differ from the tree'
         )
+
+    def _victim(self) -> Node | None:
+        while self._queue:
+            rank, _, node = self._queue[0]
+            if node.is_evictable and self._policy.rank(node.use()) == rank:
+                return node
+            heapq.heappop(self._queue)
+            node.is_queued = False
+            self._enqueue(node)
+        return None
 
     def _walk(self, path: TokenPath) -> tuple[Node, int, int]:
         """The deepest node that a prefix of the path reaches, how many of its blocks match, how many match in all."""
