@@ -47,6 +47,30 @@ class RawCodec:
         out[:] = stored
 
 
+class CodecBook(Protocol):
+    """Which codec writes which block of a path, and which one reads what was written."""
+
+    def choose(self, layout: BlockLayout, index: int, num_blocks: int) -> BlockCodec:
+        """For block number `index` of a path of `num_blocks` now; it keeps no fewer bits than the layout asks for."""
+        ...
+
+    def named(self, name: str) -> BlockCodec:
+        """The codec of a stored block. Raises StoreError for a name that is not known."""
+        ...
+
+
+class ExactBook:
+    """Every block as it is."""
+
+    def choose(self, layout: BlockLayout, index: int, num_blocks: int) -> BlockCodec:
+        return RawCodec()
+
+    def named(self, name: str) -> BlockCodec:
+        if name != RawCodec.name:
+            raise StoreError(f'codec: expected {RawCodec.name}, got {name!r}; open the tier with a book that has it')
+        return RawCodec()
+
+
 def _require_size(block: ByteArray, layout: BlockLayout) -> None:
     if len(block) != layout.num_bytes:
         raise StoreError(f'block: expected {layout.num_bytes} bytes for {layout}, got {len(block)}')
