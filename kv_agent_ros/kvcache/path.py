@@ -1,8 +1,8 @@
 """A token sequence as the trees see it: full blocks under a namespace, as bytes that can be compared at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -10,17 +10,28 @@ from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace, TokenArray, block_key
 
 TOKEN_BYTES = 4
+NO_LAYOUT = BlockLayout(shape=(2, 0, 0, 0, 0), dtype='uint8')
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPath:
-    """The full blocks of a prompt, first to last. `root` is the namespace digest."""
+    """The full blocks of a prompt, first to last; immutable, and cheap to make, because every request makes one."""
 
-    root: bytes = b''
-    tokens: bytes = b''  # little-endian int32
-    block_tokens: int = 1
-    layout: BlockLayout = BlockLayout(shape=(2, 0, 0, 0, 0), dtype='uint8')
-    hashed_keys: list[bytes] = field(default_factory=list, repr=False)  # empty until somebody asks
+    __slots__ = ('block_tokens', 'hashed_keys', 'layout', 'root', 'tokens')
+
+    def __init__(
+        self,
+        *,
+        root: bytes = b'',
+        tokens: bytes = b'',
+        block_tokens: int = 1,
+        layout: BlockLayout = NO_LAYOUT,
+        hashed_keys: tuple[bytes, ...] = (),
+    ) -> None:
+        self.root: Final = root  # namespace digest
+        self.tokens: Final = tokens  # little-endian int32
+        self.block_tokens: Final = block_tokens
+        self.layout: Final = layout
+        self.hashed_keys = hashed_keys  # empty until somebody asks for keys()
 
     @property
     def num_blocks(self) -> int:
@@ -40,14 +51,19 @@ class TokenPath:
         """The first blocks of the path."""
         if num_blocks >= self.num_blocks:
             return self
-        tokens = self.tokens[: num_blocks * self.block_tokens * TOKEN_BYTES]
-        return replace(self, tokens=tokens, hashed_keys=self.hashed_keys[:num_blocks])
+        return TokenPath(
+            root=self.root,
+            tokens=self.tokens[: num_blocks * self.block_tokens * TOKEN_BYTES],
+            block_tokens=self.block_tokens,
+            layout=self.layout,
+            hashed_keys=self.hashed_keys[:num_blocks],
+        )
 
     def keys(self) -> tuple[bytes, ...]:
         """The blocks' keys, the same as block_keys() gives; hashed once."""
         if not self.hashed_keys:
-            self.hashed_keys[:] = chain_keys(self.root, self.tokens, self.block_tokens * TOKEN_BYTES)
-        return tuple(self.hashed_keys)
+            self.hashed_keys = tuple(chain_keys(self.root, self.tokens, self.block_tokens * TOKEN_BYTES))
+        return self.hashed_keys
 
 
 def chain_keys(parent: bytes, tokens: bytes, width: int) -> list[bytes]:
