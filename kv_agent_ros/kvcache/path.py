@@ -10,6 +10,7 @@ from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace, TokenArray, block_key
 
 TOKEN_BYTES = 4
+_IDS = np.dtype('<i4')
 NO_LAYOUT = BlockLayout(shape=(2, 0, 0, 0, 0), dtype='uint8')
 
 
@@ -82,7 +83,9 @@ def token_path(namespace: KVNamespace, tokens: TokenArray | Sequence[int]) -> To
     if not _are_ids(array):
         raise BadRequestError(f'tokens: expected ids in 0..2147483647 in one row, got {array.dtype} {array.shape}')
     width = namespace.block_tokens
-    full = array[: len(array) // width * width].astype('<i4', copy=False)
+    full = array[: len(array) // width * width]
+    if array.dtype != _IDS:
+        full = full.astype(_IDS)
     return TokenPath(root=root, tokens=full.tobytes(), block_tokens=width, layout=layout)
 
 
@@ -90,7 +93,7 @@ def _are_ids(array: TokenArray) -> bool:
     if array.ndim != 1 or not array.size:
         return array.ndim == 1
     is_in_range = array.dtype.kind in 'iu' and np.minimum.reduce(array) >= 0
-    return bool(is_in_range and (array.dtype == np.int32 or np.maximum.reduce(array) < 2**31))
+    return bool(is_in_range and (array.dtype == _IDS or np.maximum.reduce(array) < 2**31))
 
 
 @lru_cache(maxsize=256)

@@ -52,7 +52,8 @@ class RadixPrefixCache:
         self._num_ghosts = num_ghosts
         self._ghosts = GhostList(num_ghosts)
         self._roots: dict[bytes, Node] = {}
-        self._queue: list[tuple[Rank, int, Node]] = []  # at most one entry per node, possibly with an old, lower rank
+        self._unranked: list[Node] = []  # for the queue, when somebody evicts
+        self._queue: list[tuple[Rank, int, Node]] = []  # possibly with an old, lower rank
         self._sequence = itertools.count()
         self._tick = 0
         self._num_blocks = 0
@@ -131,7 +132,8 @@ class RadixPrefixCache:
             assert node.parent is not None
             node.hang_on(node.parent)
             node.first_used, node.num_uses = self._tick, num_uses
-            node.learn_keys(path)
+            if path.hashed_keys:
+                node.learn_keys(path)
             start = end * width
         num_added = path.num_blocks - num_matched
         self._num_blocks += num_added
@@ -149,6 +151,10 @@ class RadixPrefixCache:
             heapq.heappop(self._queue)
             node.is_queued = False
             removed.append(self._remove_tail(node))
+            while node.is_evictable and len(removed) < num_blocks:
+                if self._queue and self._queue[0][0] < self._policy.rank(node.use()):
+                    break
+                removed.append(self._remove_tail(node))
             self._enqueue(node)
         return removed
 
@@ -186,9 +192,9 @@ class RadixPrefixCache:
     def reorder(self) -> None:
         """Ask the policy again about everything, after something lowered its ranks."""
         self._queue = []
+        self._unranked = [node for node in self._nodes() if node.is_evictable]
         for node in self._nodes():
-            node.is_queued = False
-            self._enqueue(node)
+            node.is_queued = node.is_evictable
 
     def all_keys(self) -> Iterator[bytes]:
         """Every block's key, in no particular order."""
@@ -200,7 +206,8 @@ class RadixPrefixCache:
 
     def check_integrity(self) -> None:
         """Raise StoreError when the tree contradicts itself."""
-        queued = {id(entry[2]) for entry in self._queue}
+        waiting = [*self._unranked, *(entry[2] for entry in self._queue)]
+        queued = {id(node) for node in waiting}
         num_blocks = num_locked = 0
         for node in self._nodes():
             num_blocks += node.num_blocks
@@ -217,6 +224,7 @@ class RadixPrefixCache:
             _require(node.is_queued == (id(node) in queued), 'queue flag differs from the queue')
             _require(node.is_queued or not node.is_evictable, 'an evictable leaf is not in the queue')
             _require(not node.is_doomed or node.num_locks > 0, 'a cut block without a lock')
+        _require(len(queued) == len(waiting), 'one node twice in the queue')
         keys = list(self.all_keys())
         _require(len(keys) == len(set(keys)), 'one key in two places')
         _require(
@@ -224,6 +232,8 @@ class RadixPrefixCache:
         )
 
     def _victim(self) -> Node | None:
+        """The node at the head of the queue, when its rank is still true."""
+        self._rank_all()
         while self._queue:
             rank, _, node = self._queue[0]
             if node.is_evictable and self._policy.rank(node.use()) == rank:
@@ -231,6 +241,7 @@ class RadixPrefixCache:
             heapq.heappop(self._queue)
             node.is_queued = False
             self._enqueue(node)
+            self._rank_all()
         return None
 
     def _walk(self, path: TokenPath) -> tuple[Node, int, int]:
@@ -251,23 +262,32 @@ class RadixPrefixCache:
             node = child
         return node, node.num_blocks, start // width
 
-    def _runs(self, path: TokenPath, start: int) -> Iterator[tuple[int, int]]:
+    def _runs(self, path: TokenPath, start: int) -> list[tuple[int, int]]:
         """Where the runs of the blocks from `start` on end, and how often theirs have been used, this time included."""
         step = max(1, _MAX_RUN_BYTES // (path.block_tokens * TOKEN_BYTES))
         if not len(self._ghosts):
-            yield from ((min(end, path.num_blocks), 1) for end in range(start + step, path.num_blocks + step, step))
-            return
+            num_blocks = path.num_blocks
+            return [(min(end, num_blocks), 1) for end in range(start + step, num_blocks + step, step)]
         num_uses = [1 + self._ghosts.take(key) for key in path.keys()[start:]]
-        for index, (before, after) in enumerate(itertools.pairwise([*num_uses, 0]), start + 1):
-            if before != after or not (index - start) % step:
-                yield index, before
+        return [
+            (end, before)
+            for end, (before, after) in enumerate(itertools.pairwise([*num_uses, 0]), start + 1)
+            if before != after or not (end - start) % step
+        ]
 
     def _enqueue(self, node: Node) -> None:
         if not node.is_queued and node.is_evictable:
             node.is_queued = True
-            heapq.heappush(self._queue, (self._policy.rank(node.use()), next(self._sequence), node))
-            if len(self._queue) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
+            self._unranked.append(node)
+            if len(self._queue) + len(self._unranked) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
                 self.reorder()
+
+    def _rank_all(self) -> None:
+        for node in self._unranked:
+            node.is_queued = node.is_evictable
+            if node.is_queued:
+                heapq.heappush(self._queue, (self._policy.rank(node.use()), next(self._sequence), node))
+        self._unranked.clear()
 
     def _remove_tail(self, node: Node) -> bytes:
         key = node.last_key()

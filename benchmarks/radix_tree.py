@@ -1,0 +1,192 @@
+"""The prefix tree against SGLang's: 10,000 sequences of 2,000 tokens with 100 shared heads of 1,500 tokens.
+
+CPU time per sequence, all trees in turns in SGLang's interpreter. The limit is a numpy comparison of the same tokens.
+Then the growth of our tree from 10,000 blocks to 1,000,000. Where SGLang cannot be set up, the peer is a trie of
+dictionaries.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+import statistics
+import sys
+
+from matplotlib.axes import Axes
+
+from benchmarks._reporting import Row, print_json, print_table, save_plot
+from benchmarks._sglang import NoSglangError, run_driver
+from benchmarks._tree_growth import Growth, bytes_of_single_blocks, grow
+from benchmarks._tree_workload import OurTree, TrieTree, in_child, run_rounds
+
+DRIVER = Path(__file__).with_name('_sglang_tree.py')
+PEERS = {'python': "SGLang's RadixCache", 'rust': "SGLang's Rust core", 'trie': 'a trie of dictionaries'}
+LIMIT = 'numpy'
+TIMEOUT_S = 1_800.0
+GROWTH_BLOCK_TOKENS = 16
+
+Medians = dict[tuple[str, int], dict[str, float]]  # (tree, block_tokens) -> what -> value
+
+
+def measured_runs(request: dict[str, object]) -> list[dict[str, object]]:
+    """All rounds of all trees: with SGLang's where that is possible, else without."""
+    try:
+        runs = run_driver(DRIVER, request, TIMEOUT_S)['runs']
+    except NoSglangError as error:
+        print(f'{error}; the peer is {PEERS["trie"]}', file=sys.stderr, flush=True)
+        return run_rounds({'ours': OurTree, 'trie': TrieTree}, request)
+    assert isinstance(runs, list)
+    return runs
+
+
+def medians(runs: Iterable[dict[str, object]]) -> Medians:
+    """Over the rounds."""
+    values: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        for what, value in run.items():
+            if what not in ('tree', 'block_tokens'):
+                values[str(run['tree']), int(str(run['block_tokens']))][what].append(float(str(value)))
+    return {key: {what: statistics.median(found) for what, found in lists.items()} for key, lists in values.items()}
+
+
+def peer_rows(found: Medians, block_tokens: int, rounds: int) -> list[Row]:
+    """Ours against every peer at one block size."""
+    ours, limit = found['ours', block_tokens], found[LIMIT, block_tokens]
+    rows = []
+    for peer in (tree for tree, size in found if size == block_tokens and tree in PEERS):
+        theirs = found[peer, block_tokens]
+        lines = (
+            ('match', 'match_us', limit['match_us'], 'us'),
+            ('match_head', 'head_us', limit['head_us'], 'us'),
+            ('insert', 'insert_us', limit['match_us'], 'us'),
+            ('bytes_per_token', 'bytes_per_token', 4.0, 'bytes'),
+        )
+        for name, what, best, unit in lines:
+            rows.append(
+                Row(
+                    name=f'{name}_{block_tokens}',
+                    ours=ours[what],
+                    peer=theirs[what],
+                    peer_name=PEERS[peer],
+                    limit=best,
+                    ratio=theirs[what] / ours[what],
+                    unit=unit,
+                    n=rounds,
+                )
+            )
+        for what in ('insert_hits', 'match_hits', 'head_hits'):
+            rows.append(
+                Row(
+                    name=f'{what}_{block_tokens}',
+                    ours=ours[what],
+                    peer=theirs[what],
+                    peer_name=PEERS[peer],
+                    limit=theirs[what],
+                    ratio=ours[what] / theirs[what],
+                    unit='tokens',
+                    n=rounds,
+                )
+            )
+    return rows
+
+
+def limit_row(found: Medians, block_tokens: int, rounds: int) -> Row:
+    """Ours against the comparison alone; the check of the tokens and the walk are ours in addition."""
+    ours, limit = found['ours', block_tokens]['match_us'], found[LIMIT, block_tokens]['match_us']
+    return Row(
+        name=f'match_{block_tokens}_of_limit',
+        ours=ours,
+        peer=limit,
+        peer_name='numpy comparison of the same tokens',
+        limit=limit,
+        ratio=limit / ours,
+        unit='us',
+        n=rounds,
+    )
+
+
+def growth_rows(small: Growth, large: Growth) -> list[Row]:
+    """The same work in a tree 100 times as large, and what a block costs."""
+    rows = [
+        Row(
+            name=f'{name}_at_{large.num_blocks}_blocks',
+            ours=ours,
+            peer=peer,
+            peer_name=f'itself at {small.num_blocks} blocks',
+            limit=peer,
+            ratio=peer / ours,
+            unit='us',
+            n=large.num_repeats,
+        )
+        for name, ours, peer in (
+            ('match', large.match_us, small.match_us),
+            ('lock_unlock', large.lock_us, small.lock_us),
+            ('insert', large.insert_us, small.insert_us),
+            ('evict_block', large.evict_us, small.evict_us),
+        )
+    ]
+    token_bytes = 4.0 * GROWTH_BLOCK_TOKENS
+    for name, ours in (('runs', large.bytes_per_block), ('single_blocks', in_child(bytes_of_single_blocks, 200_000))):
+        rows.append(
+            Row(
+                name=f'bytes_per_block_{name}',
+                ours=ours,
+                peer=token_bytes,
+                peer_name='its tokens alone',
+                limit=token_bytes,
+                ratio=token_bytes / ours,
+                unit='bytes',
+                n=1,
+            )
+        )
+    return rows
+
+
+def draw(axes: Axes, rows: list[Row]) -> None:
+    """CPU time of matching and inserting, ours and the peers'."""
+    shown = [
+        row for row in rows if row.unit == 'us' and row.name.startswith(('match_', 'insert_')) and 'at' not in row.name
+    ]
+    names = sorted({row.name for row in shown if row.peer_name in PEERS.values()})
+    bars = {'ours': [next(row.ours for row in shown if row.name == name) for name in names]}
+    for peer in dict.fromkeys(row.peer_name for row in shown if row.peer_name in PEERS.values()):
+        bars[peer] = [next(row.peer for row in shown if (row.name, row.peer_name) == (name, peer)) for name in names]
+    bars['numpy comparison'] = [next(row.limit for row in shown if row.name == name) for name in names]
+    for number, (label, heights) in enumerate(bars.items()):
+        axes.bar([index + 0.2 * number for index in range(len(names))], heights, 0.2, label=label)
+    axes.set_xticks([index + 0.3 for index in range(len(names))], names, rotation=20)
+    axes.set(ylabel='CPU time per sequence (µs)', yscale='log')
+    axes.legend()
+
+
+def main() -> None:
+    """Measure, then print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--sequences', type=int, default=10_000, help='sequences of 2,000 tokens')
+    parser.add_argument('--blocks', type=int, nargs='+', default=[1, 16], help='tokens per block')
+    parser.add_argument('--growth', type=int, default=1_000_000, help='blocks of the large tree')
+    parser.add_argument('--n', type=int, default=3, help='rounds')
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
+    arguments = parser.parse_args()
+    request: dict[str, object] = {
+        'num_sequences': arguments.sequences,
+        'seed': arguments.seed,
+        'rounds': arguments.n,
+        'block_tokens': arguments.blocks,
+    }
+    found = medians(measured_runs(request))
+    rows: list[Row] = []
+    for block_tokens in arguments.blocks:
+        rows += [*peer_rows(found, block_tokens, arguments.n), limit_row(found, block_tokens, arguments.n)]
+    print(f'growth to {arguments.growth} blocks …', file=sys.stderr, flush=True)
+    rows += growth_rows(*in_child(grow, arguments.growth // 100, arguments.growth, GROWTH_BLOCK_TOKENS))
+    if arguments.json:
+        print_json(rows, {'clock': 'cpu', 'sequences': arguments.sequences})
+        return
+    print_table('Prefix trees: CPU time per sequence of 2,000 tokens', rows)
+    print(save_plot('radix_tree', lambda axes: draw(axes, rows)))
+
+
+if __name__ == '__main__':
+    main()
