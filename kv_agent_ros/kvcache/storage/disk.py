@@ -36,7 +36,7 @@ class DiskStore:
         self._page_bytes = page_bytes
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}  # key -> physical bytes
-        self._condemned: dict[Path, int] = {}  # quarantined, or could not be deleted: not served, still on the disk
+        self._condemned: dict[str, int] = {}  # quarantined, or could not be deleted: not served, still on the disk
         self._used_bytes = 0
         self._numbers = itertools.count()
         self._num_errors = self._num_corrupt = 0
@@ -60,12 +60,12 @@ class DiskStore:
         return store
 
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
+        if self.size_bytes(record.key):
+            return PutResult.STORED
         if len(value) != record.length_bytes or checksum(value) != record.checksum:
             with self._lock:
                 self._num_corrupt += 1
             return PutResult.CORRUPT
-        if self.size_bytes(record.key):
-            return PutResult.STORED
         size = self._physical(file_bytes(record))
         while (claim := self._claim_room(size)) is PutResult.FULL and self._reclaim():
             pass
@@ -136,8 +136,8 @@ class DiskStore:
             os.close(self._marker)
             self._marker = -1
 
-    def _path(self, key: bytes) -> Path:
-        return self._directory / f'{key.hex()}.kv'
+    def _path(self, key: bytes) -> str:
+        return f'{self._directory}/{key.hex()}.kv'
 
     def _physical(self, num_bytes: int) -> int:
         return -(-num_bytes // self._page_bytes) * self._page_bytes
@@ -146,13 +146,13 @@ class DiskStore:
         """Make the books from the directory; drop what a killed writer left half done."""
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                path = Path(entry.path)
-                if path.suffix == '.tmp':
-                    path.unlink()
-                elif path.suffix == '.bad':
-                    self._condemned[path] = self._physical(entry.stat().st_size)
-                elif path.suffix == '.kv' and len(path.stem) == 64:
-                    self._sizes[bytes.fromhex(path.stem)] = self._physical(entry.stat().st_size)
+                stem, _, suffix = entry.name.rpartition('.')
+                if suffix == 'tmp':
+                    os.unlink(entry.path)
+                elif suffix == 'bad':
+                    self._condemned[entry.path] = self._physical(entry.stat().st_size)
+                elif suffix == 'kv' and len(stem) == 64:
+                    self._sizes[bytes.fromhex(stem)] = self._physical(entry.stat().st_size)
         self._used_bytes = sum(self._sizes.values()) + sum(self._condemned.values())
 
     def _keys_by_age(self) -> list[bytes]:
@@ -161,7 +161,7 @@ class DiskStore:
             keys = list(self._sizes)
         for key in keys:
             with contextlib.suppress(OSError):
-                ages.append((self._path(key).stat().st_mtime_ns, key))
+                ages.append((os.stat(self._path(key)).st_mtime_ns, key))
         return [key for _, key in sorted(ages)]
 
     def _claim_room(self, size: int) -> PutResult:
@@ -175,10 +175,10 @@ class DiskStore:
 
     def _write(self, record: BlockRecord, value: ByteArray, size: int) -> PutResult:
         path = self._path(record.key)
-        temporary = path.with_suffix(f'.{next(self._numbers)}.tmp')
+        temporary = f'{path[:-3]}.{next(self._numbers)}.tmp'
         try:
             write_block(temporary, record, value)
-            temporary.replace(path)
+            os.rename(temporary, path)
         except OSError as error:
             self._note_failure('write', path, error)
             is_gone = self._unlink(temporary)
@@ -209,9 +209,9 @@ class DiskStore:
     def _quarantine(self, key: bytes) -> None:
         """Keep a corrupt file as evidence, under the capacity, until its room is needed."""
         path = self._path(key)
-        evidence = path.with_suffix('.bad')
+        evidence = f'{path[:-3]}.bad'
         try:
-            path.replace(evidence)
+            os.rename(path, evidence)
         except FileNotFoundError:  # another thread has found it too
             return
         except OSError as error:
@@ -227,16 +227,18 @@ class DiskStore:
         if not size:  # deleted meanwhile, and its room with it
             self._unlink(evidence)
 
-    def _unlink(self, path: Path) -> bool:
+    def _unlink(self, path: str) -> bool:
         """Whether the file is gone."""
         try:
-            path.unlink(missing_ok=True)
+            os.unlink(path)
+        except FileNotFoundError:
+            return True
         except OSError as error:
             self._note_failure('delete', path, error)
             return False
         return True
 
-    def _note_failure(self, act: str, path: Path, error: OSError) -> None:
+    def _note_failure(self, act: str, path: str, error: OSError) -> None:
         with self._lock:
             self._num_errors += error.errno not in _NO_ROOM  # a full disk is no broken one
             was_failing, self._is_failing = self._is_failing, True
@@ -245,7 +247,7 @@ class DiskStore:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: str) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor

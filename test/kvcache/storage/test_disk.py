@@ -8,13 +8,12 @@ import sys
 
 import numpy as np
 import pytest
+from stored_blocks import block
 
 from kv_agent_ros.errors import ConfigError, StoreError
-from kv_agent_ros.kvcache.block import block_key
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, checksum
+from kv_agent_ros.kvcache.storage.base import PutResult
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 
-ROOT = bytes(32)
 OPENER = """
 import sys
 from pathlib import Path
@@ -25,16 +24,6 @@ try:
 except ConfigError as error:
     print(error)
 """
-
-
-def block(number: int) -> tuple[BlockRecord, ByteArray]:
-    value = np.full(5000, number, dtype=np.uint8)
-    tokens = np.array([number], dtype='<i4').tobytes()
-    key = block_key(ROOT, tokens)
-    return (
-        BlockRecord(key=key, parent_key=ROOT, root=ROOT, tokens=tokens, length_bytes=5000, checksum=checksum(value)),
-        value,
-    )
 
 
 def path_of(store: Path, number: int) -> Path:

@@ -1,0 +1,192 @@
+"""A store whose device fails or hangs: misses at once, comes back by itself, and is measured."""
+
+from collections.abc import Iterator
+import os
+from pathlib import Path
+import threading
+import time
+
+import numpy as np
+import pytest
+from stored_blocks import block
+
+from kv_agent_ros.kvcache.storage.base import PutResult
+from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.fake import FakeStore
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
+
+LIMITS = GuardLimits(deadline_s=0.2, max_failures=3, retry_s=10.0)
+
+
+class Guarded:
+    """A guarded disk store, a clock that the test moves, and ways to break single files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now_s = 0.0
+        self.directory = directory
+        self.disk = DiskStore.open(directory, 1 << 20)
+        self.store = GuardedStore(self.disk, LIMITS, lambda: self.now_s)
+        self.out = np.zeros(5000, dtype=np.uint8)
+        self.pipes: list[Path] = []
+
+    def get(self, number: int) -> bool:
+        return self.store.get(block(number)[0].key, self.out) is not None
+
+    def path(self, number: int) -> Path:
+        return self.directory / f'{block(number)[0].key.hex()}.kv'
+
+    def make_hang(self, number: int) -> None:
+        """Opening a pipe that has no writer blocks, as a dead disk does."""
+        self.path(number).unlink()
+        os.mkfifo(self.path(number))
+        self.pipes.append(self.path(number))
+
+    def let_go(self) -> None:
+        """Let what hangs return, with an error."""
+        for pipe in self.pipes:
+            os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
+        self.pipes = []
+
+    def wait_until_usable(self) -> None:
+        deadline_s = time.monotonic() + 30.0
+        while self.store.usage().is_degraded and time.monotonic() < deadline_s:
+            self.now_s += 1.0
+        assert not self.store.usage().is_degraded
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    opened = Guarded(tmp_path / 'store')
+    for number in range(1, 6):
+        assert opened.store.put(*block(number)) is PutResult.STORED
+    yield opened
+    opened.let_go()
+    opened.store.close()
+
+
+def test_hanging_read_is_a_miss_in_time_and_the_next_one_at_once(guarded: Guarded) -> None:
+    guarded.make_hang(1)
+    start_s = time.monotonic()
+    assert not guarded.get(1)
+    assert time.monotonic() - start_s < 5.0
+    assert guarded.store.usage().is_degraded
+    before_s = time.thread_time()
+    assert not guarded.get(2)
+    assert guarded.store.put(*block(9)) is PutResult.FAILED
+    assert list(guarded.store.records()) == []
+    assert time.thread_time() - before_s < 0.1
+    assert guarded.store.usage().num_errors == 1
+
+
+def test_store_that_still_hangs_is_not_asked_again(guarded: Guarded) -> None:
+    guarded.make_hang(1)
+    guarded.get(1)
+    num_threads = threading.active_count()
+    for _ in range(20):
+        guarded.now_s += 100.0
+        assert not guarded.get(2)
+    assert guarded.store.usage().is_degraded
+    assert threading.active_count() == num_threads
+
+
+def test_store_that_came_back_is_used_again_after_a_trial(guarded: Guarded) -> None:
+    guarded.make_hang(1)
+    guarded.get(1)
+    guarded.let_go()
+    guarded.wait_until_usable()
+    assert guarded.get(2)
+    assert np.array_equal(guarded.out, block(2)[1])
+    assert guarded.store.put(*block(9)) is PutResult.STORED
+
+
+def test_abandoned_read_never_writes_to_its_callers_memory(guarded: Guarded) -> None:
+    path = guarded.path(1)
+    content = path.read_bytes()
+    guarded.make_hang(1)
+    out = np.full(5000, 7, dtype=np.uint8)
+    assert guarded.store.get(block(1)[0].key, out) is None
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    path.unlink()
+    path.write_bytes(content)
+    os.close(pipe)
+    guarded.pipes = []
+    guarded.wait_until_usable()
+    assert guarded.get(1)
+    assert set(out) == {7}
+
+
+def test_failures_in_a_row_degrade_and_one_success_between_them_does_not(guarded: Guarded) -> None:
+    for number in (1, 2, 4, 5):
+        guarded.path(number).unlink()
+    assert not guarded.get(1)
+    assert not guarded.get(2)
+    assert guarded.get(3)
+    assert not guarded.get(4)
+    assert not guarded.get(5)
+    assert not guarded.store.usage().is_degraded
+
+
+def test_failing_store_is_tried_once_per_interval(guarded: Guarded) -> None:
+    for number in (1, 2, 4, 5):
+        guarded.path(number).unlink()
+    for number in (1, 2, 4):
+        guarded.get(number)
+    assert guarded.store.usage().is_degraded
+    guarded.now_s = 9.0
+    assert not guarded.get(3)
+    guarded.now_s = 10.0
+    assert not guarded.get(5)
+    assert guarded.store.usage().num_errors == 4
+    assert not guarded.get(3)
+    guarded.now_s = 20.0
+    assert guarded.get(3)
+    assert not guarded.store.usage().is_degraded
+
+
+def test_delete_while_degraded_is_done_later(guarded: Guarded) -> None:
+    guarded.make_hang(1)
+    guarded.get(1)
+    guarded.store.delete(block(2)[0].key)
+    assert guarded.path(2).exists()
+    guarded.let_go()
+    guarded.wait_until_usable()
+    assert guarded.get(3)
+    assert not guarded.path(2).exists()
+    assert not guarded.get(2)
+
+
+def test_put_that_ends_after_its_deadline_leaves_nothing_behind() -> None:
+    device = FakeStore(1 << 20)
+    now_s = 0.0
+    store = GuardedStore(device, LIMITS, lambda: now_s)
+    device.works.clear()
+    assert store.put(*block(1)) is PutResult.FAILED
+    device.works.set()
+    deadline_s = time.monotonic() + 30.0
+    while store.usage().is_degraded and time.monotonic() < deadline_s:
+        now_s += 1.0
+    assert store.put(*block(2)) is PutResult.STORED
+    assert list(device.blocks) == [block(2)[0].key]
+
+
+def test_too_large_block_and_full_store_are_no_failures(guarded: Guarded) -> None:
+    for _ in range(5):
+        assert guarded.store.put(*block(9, 2 << 20)) is PutResult.FAILED
+    assert not guarded.store.usage().is_degraded
+
+
+def test_bandwidth_is_that_of_blocks_that_moved(guarded: Guarded) -> None:
+    assert guarded.store.usage().read_bytes_per_s == 0.0
+    for number in (1, 2, 3, 99):
+        guarded.get(number)
+    guarded.store.put(*block(1))
+    usage = guarded.store.usage()
+    assert (usage.read_bytes, usage.written_bytes) == (15000, 25000)
+    assert usage.read_bytes_per_s == pytest.approx(5000 / usage.read_latency_s)
+    assert usage.write_bytes_per_s == pytest.approx(5000 / usage.write_latency_s)
+
+
+def test_close_of_a_hanging_store_returns(guarded: Guarded) -> None:
+    guarded.make_hang(1)
+    guarded.get(1)
+    guarded.store.close()
