@@ -57,6 +57,8 @@ class Usage:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0  # of the cached, those that an engine fetched from its host memory
+    cached_storage_tokens: int = 0  # and from its storage; the rest was on its device
     computed_tokens: int = 0
     generated_tokens: int = 0
     ttft_s: float = 0.0

@@ -4,7 +4,7 @@ Always streams, so that text, time to first token and cancellation are real; can
 how these servers learn of it. Proxies of the environment are not used: the URL is where the tokens go.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 import time
@@ -23,6 +23,7 @@ from kv_agent_ros.errors import (
 )
 from kv_agent_ros.inference.base import (
     EngineStats,
+    FinishReason,
     Generation,
     GenerationRequest,
     TokenListener,
@@ -35,8 +36,10 @@ from kv_agent_ros.inference.http_deadline import run_within
 from kv_agent_ros.inference.openai_wire import JsonObject, Reply, chat_body, quoted, read_chunk
 
 ExtraFields = Callable[[GenerationRequest], JsonObject]
+Runner = Callable[['ChatExchange', JsonObject], Coroutine[object, object, None]]
 
 REQUEST_FAULTS = (400, 413, 422)  # the server understood us and refuses this very request
+PASSING_FAULTS = (429, 502, 503, 504)  # overloaded or just starting
 END_OF_STREAM = '[DONE]'
 MAX_PORT = 65_535
 
@@ -70,9 +73,18 @@ def bearer_headers(api_key_path: Path) -> Mapping[str, str]:
     return {'Authorization': f'Bearer {key}'}
 
 
+class ServerLostError(ModelUnavailableError):
+    """The server was not there, too busy or gone in mid-answer: the same request can succeed later."""
+
+
 def no_extra_fields(request: GenerationRequest) -> JsonObject:
     """Plain OpenAI: nothing beyond the standard body."""
     return {}
+
+
+async def run_exchange(exchange: 'ChatExchange', body: JsonObject) -> None:
+    """Plain OpenAI: a cancelled exchange just closes its connection."""
+    await exchange.run(body)
 
 
 class OpenAiHttpBackend:
@@ -83,10 +95,12 @@ class OpenAiHttpBackend:
         settings: HttpSettings,
         *,
         extra_fields: ExtraFields = no_extra_fields,
+        run: Runner = run_exchange,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._extra_fields = extra_fields
+        self._run = run
         self._books = EngineBooks(engine=settings.engine, model=settings.model)
         self._clock = clock
         self._is_closed = False
@@ -94,16 +108,18 @@ class OpenAiHttpBackend:
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
-        """See InferenceBackend. `token_ids` stays empty: this protocol has only text."""
+        """See InferenceBackend. `token_ids` are those that the server tells; plain OpenAI has only text."""
         if self._is_closed:
             raise ModelUnavailableError(f'engine {self._settings.engine}: expected an open engine, got a closed one')
         body = chat_body(request, self._settings.model) | self._extra_fields(request)
-        exchange = _Exchange(self._settings, on_text, self._clock)
+        exchange = ChatExchange(self._settings, on_text, self._clock)
         try:
-            run_within(deadline, exchange.run(body))
-            generation = replace(exchange.generation(), finish_reason=exchange.reply.finish_reasons[-1])
+            deadline.check()
+            run_within(deadline, self._run(exchange, body))
+            generation = replace(exchange.generation(), finish_reason=exchange.finish_reason())
         except (CanceledError, DeadlineError) as end:
             generation = cut_short(exchange.generation(), end)
+            generation = replace(generation, message=generation.message + exchange.remark)
         except KvAgentError:
             self._books.enter_failure()
             raise
@@ -118,8 +134,8 @@ class OpenAiHttpBackend:
         self._is_closed = True
 
 
-class _Exchange:
-    """One request on the wire."""
+class ChatExchange:
+    """One request on the wire. `remark` is added to the message of an answer that was cut short."""
 
     def __init__(self, settings: HttpSettings, on_text: TokenListener, clock: Callable[[], float]) -> None:
         self._settings = settings
@@ -128,6 +144,7 @@ class _Exchange:
         self._called_at_s = clock()
         self._ttft_s = 0.0
         self.reply = Reply()
+        self.remark = ''
 
     def generation(self) -> Generation:
         """What has arrived so far."""
@@ -135,9 +152,12 @@ class _Exchange:
         return Generation(
             outcome=Outcome.SUCCESS,
             text=reply.text,
+            token_ids=tuple(reply.token_ids),
             usage=Usage(
                 prompt_tokens=reply.prompt_tokens,
                 cached_tokens=reply.cached_tokens,
+                cached_host_tokens=reply.cached_host_tokens,
+                cached_storage_tokens=reply.cached_storage_tokens,
                 computed_tokens=reply.prompt_tokens - reply.cached_tokens,
                 generated_tokens=reply.generated_tokens,
                 ttft_s=self._ttft_s,
@@ -147,7 +167,15 @@ class _Exchange:
             model=self._settings.model,
         )
 
+    def finish_reason(self) -> FinishReason:
+        """Why the whole text ended; raises ServerLostError when the server ended it on its own account."""
+        reason = self.reply.finish_reasons[-1]
+        if reason is FinishReason.CANCELED:
+            raise ServerLostError(f'{self._settings.base_url}: expected a whole answer, got one the server aborted')
+        return reason
+
     async def run(self, body: JsonObject) -> None:
+        """Send the body and read the answer to its end."""
         url = f'{self._settings.base_url.rstrip("/")}/v1/chat/completions'
         try:
             async with (
@@ -156,11 +184,11 @@ class _Exchange:
             ):
                 await self._read(response)
         except httpx.HTTPError as error:
-            raise ModelUnavailableError(
+            raise ServerLostError(
                 f'{url}: expected an OpenAI-compatible server, got {type(error).__name__} ({error}); is it running?'
             ) from error
         if not self.reply.is_finished:
-            raise ModelUnavailableError(f'{url}: expected a finish_reason at the end of the stream, got none')
+            raise ServerLostError(f'{url}: expected a finish_reason at the end of the stream, got none')
 
     async def _read(self, response: httpx.Response) -> None:
         if response.status_code != httpx.codes.OK:
@@ -189,4 +217,6 @@ def _refuse(response: httpx.Response) -> None:
     got = f'{response.request.url}: expected status 200, got {response.status_code} {quoted(response.text)}'
     if response.status_code in REQUEST_FAULTS:
         raise BadRequestError(got)
+    if response.status_code in PASSING_FAULTS:
+        raise ServerLostError(got)
     raise ModelUnavailableError(got)

@@ -12,7 +12,7 @@ from kv_agent_ros.inference.base import FinishReason, GenerationRequest
 JsonObject = dict[str, object]
 
 MAX_QUOTED_CHARS = 200
-FINISH_REASONS = {'stop': FinishReason.STOP, 'length': FinishReason.LENGTH}
+FINISH_REASONS = {'stop': FinishReason.STOP, 'length': FinishReason.LENGTH, 'abort': FinishReason.CANCELED}
 
 
 @dataclass(slots=True)
@@ -20,9 +20,12 @@ class Reply:
     """An answer as it arrives."""
 
     pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # only from servers that tell
     finish_reasons: list[FinishReason] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cached_host_tokens: int = 0  # of those; only from servers that tell
+    cached_storage_tokens: int = 0
     generated_tokens: int = 0
 
     @property
@@ -58,6 +61,7 @@ def read_chunk(text: str, reply: Reply) -> str:
     if chunk.get('error'):
         raise ModelUnavailableError(f'server: expected an answer, got the error {quoted(str(chunk["error"]))}')
     _read_usage(chunk, reply)
+    _read_sglang(chunk, reply)
     piece = ''
     for choice in _objects(chunk.get('choices', [])):
         delta = choice.get('delta') or choice.get('message') or {}
@@ -104,6 +108,21 @@ def _read_usage(chunk: JsonObject, reply: Reply) -> None:
     reply.generated_tokens = _count(usage.get('completion_tokens'))
     cached_tokens = _count(details.get('cached_tokens')) if isinstance(details, dict) else 0
     reply.cached_tokens = min(cached_tokens, reply.prompt_tokens)
+
+
+def _read_sglang(chunk: JsonObject, reply: Reply) -> None:
+    """What SGLang adds at the end: the exact ids of the answer, and where the cached tokens were."""
+    extension = chunk.get('sglext')
+    if not isinstance(extension, dict):
+        return
+    details = extension.get('cached_tokens_details')
+    if isinstance(details, dict):
+        reply.cached_host_tokens = _count(details.get('host'))
+        reply.cached_storage_tokens = _count(details.get('storage'))
+    choices = extension.get('output_ids')
+    ids = choices[0] if isinstance(choices, list) and choices else []
+    if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+        reply.token_ids = ids
 
 
 def _read_finish(reason: object, reply: Reply) -> None:

@@ -1,101 +1,176 @@
 """An SGLang server as an engine: OpenAI's protocol plus whose turn it is, how urgent, and whose cache it may share.
 
-The KV tensors stay in the server; the counts of cached tokens are what it reports (--enable-cache-report).
+The KV tensors stay in the server; the counts of cached tokens are what it reports (--enable-cache-report). A server
+that goes and comes back is used again; a request that has said nothing yet is repeated.
 """
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+import itertools
 import time
 from urllib.parse import quote
+import uuid
 
 import httpx
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ModelUnavailableError
-from kv_agent_ros.inference.base import EngineStats, Generation, GenerationRequest, TokenListener, ignore_tokens
-from kv_agent_ros.inference.http_deadline import run_within
-from kv_agent_ros.inference.openai_http import ExtraFields, HttpSettings, OpenAiHttpBackend
-from kv_agent_ros.inference.openai_wire import JsonObject, parse_object, quoted
+from kv_agent_ros.inference.base import (
+    EngineStats,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    TokenListener,
+    ignore_tokens,
+)
+from kv_agent_ros.inference.openai_http import (
+    ChatExchange,
+    ExtraFields,
+    HttpSettings,
+    OpenAiHttpBackend,
+    Runner,
+    ServerLostError,
+)
+from kv_agent_ros.inference.openai_wire import JsonObject
+from kv_agent_ros.inference.sglang_server import PriorityOrder, SglangServer, close_session, post_sglang, probe_sglang
 from kv_agent_ros.kvcache.block import SessionKey
 
-MODEL_PATHS = ('/model_info', '/get_model_info')  # the later name first
+ABORT_S = 2.0  # an aborted request must have ended within
+PAUSES_S = (0.2, 0.5, 1.0)  # before each repetition
+PROBE_S = 5.0
+
+MakeId = Callable[[], str]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SglangModel:
-    """What a server says of itself."""
-
-    model_path: str
-    is_generation: bool
+def random_id() -> str:
+    """A request id that no other client uses."""
+    return uuid.uuid4().hex
 
 
 class SglangBackend:
-    """An InferenceBackend over one SGLang server. `cache_salt` '' shares the cache with everybody on that server."""
+    """An InferenceBackend over one SGLang server that was probed. `cache_salt` '' shares the cache with everybody."""
 
-    def __init__(self, settings: HttpSettings, *, cache_salt: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server = OpenAiHttpBackend(settings, extra_fields=sglang_fields(cache_salt), clock=clock)
+    def __init__(
+        self,
+        settings: HttpSettings,
+        server: SglangServer,
+        *,
+        cache_salt: str,
+        clock: Callable[[], float] = time.monotonic,
+        make_id: MakeId = random_id,
+    ) -> None:
+        self.server = server
+        self._settings = replace(settings, model=server.model)
+        self._http = OpenAiHttpBackend(
+            self._settings,
+            extra_fields=sglang_fields(server.priority, cache_salt, make_id),
+            run=abort_when_cancelled(self._settings),
+            clock=clock,
+        )
+        self._was_lost = False
 
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
-        """See InferenceBackend."""
-        return self._server.generate(request, deadline, on_text)
+        """See InferenceBackend. A lost server is asked again, until it has said something or for some seconds."""
+        pieces: list[str] = []
+
+        def listen(piece: str) -> None:
+            pieces.append(piece)
+            on_text(piece)
+
+        for number in itertools.count():
+            try:
+                self._check_again(deadline)
+                return self._http.generate(request, deadline, listen)
+            except ServerLostError:
+                self._was_lost = True
+                if pieces or number == len(PAUSES_S) or deadline.wait(PAUSES_S[number]):
+                    raise
+        raise AssertionError('unreachable')
+
+    def close_session(self, session: SessionKey, deadline: Deadline) -> None:
+        """The session needs no cache any more; raises ModelUnavailableError, CanceledError or DeadlineError."""
+        if self.server.has_session_references:
+            close_session(self._settings, session_name(session), deadline)
 
     def stats(self) -> EngineStats:
-        """The books."""
-        return self._server.stats()
+        """The books; each repetition counts as a request."""
+        return self._http.stats()
 
     def close(self) -> None:
         """Refuse further requests; the server goes on. Idempotent."""
-        self._server.close()
+        self._http.close()
+
+    def _check_again(self, deadline: Deadline) -> None:
+        """A server that was lost may have come back as another one."""
+        if not self._was_lost or deadline.is_over:
+            return
+        server = probe_sglang(self._settings, deadline.within(PROBE_S))
+        if server.model_path != self.server.model_path:
+            raise ModelUnavailableError(
+                f'{self._settings.base_url}: expected the model {self.server.model_path} again, '
+                f'got {server.model_path}; configure this engine anew'
+            )
+        self._was_lost = False
 
 
 def connect_sglang(settings: HttpSettings, *, cache_salt: str, deadline: Deadline) -> SglangBackend:
     """A backend for a server that answers now, named by the model it serves; raises ModelUnavailableError if none."""
-    model = probe_sglang(settings, deadline)
-    if not model.is_generation:
+    server = probe_sglang(settings, deadline)
+    if not server.is_generation:
         raise ModelUnavailableError(
-            f'{settings.base_url}: expected a model that generates, got the embedding model {model.model_path}'
+            f'{settings.base_url}: expected a model that generates, got the embedding model {server.model_path}'
         )
-    return SglangBackend(replace(settings, model=model.model_path), cache_salt=cache_salt)
+    return SglangBackend(settings, server, cache_salt=cache_salt)
 
 
-def probe_sglang(settings: HttpSettings, deadline: Deadline) -> SglangModel:
-    """Ask the server which model it serves; raises ModelUnavailableError, CanceledError or DeadlineError."""
-    facts = run_within(deadline, _get_model(settings))
-    path = facts.get('model_path')
-    if not isinstance(path, str) or not path:
-        raise ModelUnavailableError(f'{settings.base_url}: expected an SGLang server, got {quoted(str(facts))}')
-    return SglangModel(model_path=path, is_generation=facts.get('is_generation') is not False)
-
-
-def sglang_fields(cache_salt: str) -> ExtraFields:
-    """The body fields beyond OpenAI's: session, priority and the salt that keeps tenants' prefixes apart."""
-    salt: JsonObject = {'cache_salt': cache_salt} if cache_salt else {}
+def sglang_fields(priority: PriorityOrder, cache_salt: str, make_id: MakeId) -> ExtraFields:
+    """The body fields beyond OpenAI's: session, priority, and the salt that keeps tenants' prefixes apart."""
+    fixed: JsonObject = {'return_cached_tokens_details': True, 'return_output_ids_in_sglext': True}
+    if cache_salt:
+        fixed['cache_salt'] = cache_salt
+    sign = -1 if priority is PriorityOrder.LOWER_FIRST else 1
 
     def fields(request: GenerationRequest) -> JsonObject:
-        return {'session_id': session_name(request.session), 'priority': request.priority} | salt
+        own: JsonObject = {'rid': make_id(), 'session_id': session_name(request.session)}
+        if priority is not PriorityOrder.REFUSED:
+            own['priority'] = sign * request.priority
+        return fixed | own
 
     return fields
+
+
+def abort_when_cancelled(settings: HttpSettings) -> Runner:
+    """A Runner that does not just hang up: it tells the server to stop, and waits until it has."""
+
+    async def run(exchange: ChatExchange, body: JsonObject) -> None:
+        reading = asyncio.ensure_future(exchange.run(body))
+        try:
+            await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            await _abort(settings, body['rid'], reading)
+            is_confirmed = FinishReason.CANCELED in exchange.reply.finish_reasons
+            exchange.remark = '; the server has stopped' if is_confirmed else '; the server did not say that it stopped'
+            raise
+
+    return run
+
+
+async def _abort(settings: HttpSettings, request_id: object, reading: asyncio.Future[None]) -> None:
+    """At most ABORT_S; the connection is closed in any case."""
+    try:
+        async with asyncio.timeout(ABORT_S):
+            await post_sglang(settings, '/abort_request', {'rid': request_id})
+            await asyncio.wait({reading})
+    except (httpx.HTTPError, TimeoutError):
+        pass
+    finally:
+        reading.cancel()
+        await asyncio.wait({reading})
 
 
 def session_name(session: SessionKey) -> str:
     """Robot and session as one string; no two sessions share one, whatever characters they hold."""
     return f'{quote(session.robot_id, safe="")}/{quote(session.session_id, safe="")}'
-
-
-async def _get_model(settings: HttpSettings) -> JsonObject:
-    root = settings.base_url.rstrip('/')
-    try:
-        async with httpx.AsyncClient(timeout=None, trust_env=False, headers=settings.headers) as client:
-            for path in MODEL_PATHS:
-                response = await client.get(root + path)
-                if response.status_code != httpx.codes.NOT_FOUND:
-                    break
-    except httpx.HTTPError as error:
-        raise ModelUnavailableError(
-            f'{root}: expected an SGLang server, got {type(error).__name__} ({error})'
-        ) from error
-    if response.status_code != httpx.codes.OK:
-        raise ModelUnavailableError(f'{response.url}: expected status 200, got {response.status_code}')
-    return parse_object(response.text)

@@ -1,4 +1,4 @@
-"""Attention of tokens that extend a prefix, one sequence after the other: queries of the extension, keys of everything."""
+"""Attention of tokens that extend a prefix, one sequence after the other: their queries, the keys of everything."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention

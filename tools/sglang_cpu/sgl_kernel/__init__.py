@@ -1,4 +1,4 @@
-"""Stands in for SGLang's compiled kernels, which need AVX-512: whatever is imported is there, and refuses to be called."""
+"""Stands in for SGLang's compiled kernels, which need AVX-512: whatever is imported is there, and cannot be called."""
 
 from collections.abc import Callable
 from typing import NoReturn
