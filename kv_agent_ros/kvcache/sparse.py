@@ -65,14 +65,14 @@ class SparseKVCache:
     ) -> None:
         self._cache = cache
         self._segments = segments
-        self._policy = policy
+        self.policy = policy
         self.namespace = replace(namespace, variant=policy.variant, bits=16)
 
     def compress(self, kv: SparseKV, importance: FloatArray, queries: FloatArray) -> Compression:
         """A copy of `kv` within the budget, and what `queries` lose by it; see select() and retention()."""
-        kept = select(kv, importance, self._policy)
+        kept = select(kv, importance, self.policy)
         cost = retention(kv, kept, queries)
-        is_good = cost.mass >= self._policy.min_retained_mass and cost.output_error <= self._policy.max_output_error
+        is_good = cost.mass >= self.policy.min_retained_mass and cost.output_error <= self.policy.max_output_error
         return Compression(kv=kv.taken(kept) if is_good else kv, retention=cost)
 
     def store(self, session: SessionKey, tokens: TokenArray, kv: SparseKV) -> bool:
@@ -82,9 +82,9 @@ class SparseKVCache:
         """
         path = self._path(tokens)
         blocks = pack(kv, self.namespace)
-        if len(tokens) not in self._policy.points(len(tokens)) or kv.num_tokens != len(tokens) or kv.is_full:
+        if len(tokens) not in self.policy.points(len(tokens)) or kv.num_tokens != len(tokens) or kv.is_full:
             raise BadRequestError(
-                f'sparse KV: expected {len(tokens)} tokens compressed at a multiple of {self._policy.interval_tokens}, '
+                f'sparse KV: expected {len(tokens)} tokens compressed at a multiple of {self.policy.interval_tokens}, '
                 f'got {kv.num_tokens} tokens of which heads keep up to {kv.counts.max(initial=0)}'
             )
         lease = self._cache.reserve(self.namespace, session, path)
@@ -101,7 +101,7 @@ class SparseKVCache:
 
     def fetch(self, session: SessionKey, tokens: TokenArray) -> SparseKV | None:
         """The kept KV of the longest stored prefix of `tokens`; its `num_tokens` need not be computed again."""
-        for length in self._policy.points(len(tokens)):
+        for length in self.policy.points(len(tokens)):
             found = self._read(session, self._path(tokens[:length]))
             if found is not None:
                 return found
@@ -126,7 +126,7 @@ class SparseKVCache:
     def _path(self, tokens: TokenArray) -> TokenArray:
         """The path of the blocks: every id depends on all tokens, because every kept row does."""
         heads = self.namespace.num_layers * self.namespace.num_kv_heads
-        num_blocks = packed_blocks(heads * self._policy.budget.of(len(tokens)), self.namespace)
+        num_blocks = packed_blocks(heads * self.policy.budget.of(len(tokens)), self.namespace)
         digest = hashlib.shake_256(b'kv_agent_ros/sparse/1' + np.ascontiguousarray(tokens, dtype='<i4').tobytes())
         ids = np.frombuffer(digest.digest(4 * num_blocks * self.namespace.block_tokens), dtype='<i4')
         return ids & np.int32(0x7FFFFFFF)

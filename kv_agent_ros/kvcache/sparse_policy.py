@@ -72,6 +72,15 @@ class HeadBudgets(Enum):
     """Each keeps `head_safeguard` of it; the rest goes where the attention is."""
 
 
+class Positions(Enum):
+    """Where the kept tokens stand for the tokens that come after them."""
+
+    ORIGINAL = 'original'
+    """Where they stood: distances stay true."""
+    FROM_ZERO = 'from_zero'
+    """At 0, 1, 2, …: a session can go on beyond the longest context of its model."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparsePolicy:
     """What is kept. Every field that changes it is part of `variant`. Raises BadRequestError for impossible values."""
@@ -82,6 +91,7 @@ class SparsePolicy:
     pooling_tokens: int = 1  # odd; 5 lets neighbours survive together
     head_budgets: HeadBudgets = HeadBudgets.EQUAL
     head_safeguard: float = 0.2
+    positions: Positions = Positions.ORIGINAL
     interval_tokens: int = 256  # a session is compressed whenever its length is a multiple
     min_retained_mass: float = 0.0  # below it the KV stays full
     max_output_error: float = math.inf  # above it the KV stays full
@@ -101,6 +111,7 @@ class SparsePolicy:
         return (
             f'sparse/1 {self.budget.name} sinks={self.num_sinks} recent={self.recent_tokens} '
             f'pooling={self.pooling_tokens} heads={heads} interval={self.interval_tokens} '
+            f'positions={self.positions.value} '
             f'mass={self.min_retained_mass!r} error={self.max_output_error!r}'
         )
 

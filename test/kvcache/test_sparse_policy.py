@@ -5,7 +5,7 @@ import pytest
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.sparse_kv import SparseKV
-from kv_agent_ros.kvcache.sparse_policy import HeadBudgets, ShareBudget, SparsePolicy, TokenBudget, select
+from kv_agent_ros.kvcache.sparse_policy import HeadBudgets, Positions, ShareBudget, SparsePolicy, TokenBudget, select
 
 HEADS = st.sampled_from(HeadBudgets)
 
@@ -155,11 +155,12 @@ def test_policies_that_keep_different_tokens_have_different_names() -> None:
         SparsePolicy(budget=TokenBudget(100), head_budgets=HeadBudgets.SHARED),
         SparsePolicy(budget=TokenBudget(100), head_budgets=HeadBudgets.SHARED, head_safeguard=0.5),
         SparsePolicy(budget=TokenBudget(100), interval_tokens=128),
+        SparsePolicy(budget=TokenBudget(100), positions=Positions.FROM_ZERO),
         SparsePolicy(budget=TokenBudget(100), min_retained_mass=0.5),
         SparsePolicy(budget=TokenBudget(100), max_output_error=0.5),
     ]
 
-    assert len({each.variant for each in [plain, *others]}) == 12
+    assert len({each.variant for each in [plain, *others]}) == 13
     assert plain.variant != ''
 
 
