@@ -1,15 +1,12 @@
-"""The tree against a model that knows nothing of runs, splits and queues: a set of prefixes."""
+"""What the tree promises, one sentence at a time; any order of operations is in test_radix_tree_properties."""
 
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import numpy as np
 import pytest
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.eviction import BlockUse, LruPolicy, Rank, SessionLruPolicy
 from kv_agent_ros.kvcache.path import TokenPath
-from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
+from kv_agent_ros.kvcache.radix_tree import RadixPrefixCache
 
 Blocks = tuple[int, ...]  # one number per block
 
@@ -154,110 +151,3 @@ def test_a_hold_is_no_use() -> None:
     tree.evict(1)
     assert (policy.last.num_uses, policy.last.first_used, policy.last.last_used) == (1, 1, 2)
     assert policy.last.priority == 7
-
-
-SEQUENCES = st.lists(st.integers(0, 2), max_size=7).map(tuple)
-
-
-class TreeMachine(RuleBasedStateMachine):
-    """Every operation, compared with sets of prefixes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tree = RadixPrefixCache(LruPolicy())
-        self.used: dict[Blocks, int] = {}  # prefix -> when it was used last
-        self.doomed: set[Blocks] = set()
-        self.locks: list[tuple[PathLock, Blocks]] = []
-        self.tick = 0
-
-    def matched(self, blocks: Blocks) -> Blocks:
-        end = 0
-        while end < len(blocks) and blocks[: end + 1] in self.used:
-            end += 1
-        return blocks[:end]
-
-    def touch(self, blocks: Blocks) -> None:
-        self.tick += 1
-        self.used.update({blocks[: end + 1]: self.tick for end in range(len(blocks))})
-
-    def is_locked(self, prefix: Blocks) -> bool:
-        return any(held[: len(prefix)] == prefix for _, held in self.locks)
-
-    def keys(self, prefixes: set[Blocks]) -> set[bytes]:
-        return {path_of(prefix).keys()[-1] for prefix in prefixes}
-
-    @rule(blocks=SEQUENCES)
-    def insert(self, blocks: Blocks) -> None:
-        found = self.matched(blocks)
-        added = self.tree.insert(path_of(blocks))
-        if blocks[: len(found) + 1] in self.doomed:
-            assert added == 0
-        else:
-            assert added == len(blocks) - len(found)
-            self.touch(blocks)
-
-    @rule(blocks=SEQUENCES)
-    def match(self, blocks: Blocks) -> None:
-        assert self.tree.match(path_of(blocks)) == len(self.matched(blocks))
-
-    @rule(blocks=SEQUENCES)
-    def lock(self, blocks: Blocks) -> None:
-        found = self.matched(blocks)
-        lock = self.tree.lock(path_of(blocks))
-        assert lock.keys == path_of(found).keys()
-        self.locks.append((lock, found))
-        self.touch(found)
-
-    @rule(index=st.integers(0, 20))
-    def unlock(self, index: int) -> None:
-        if not self.locks:
-            return
-        lock, _ = self.locks.pop(index % len(self.locks))
-        gone = {prefix for prefix in self.doomed if not self.is_locked(prefix)}
-        assert set(self.tree.unlock(lock)) == self.keys(gone)
-        assert self.tree.unlock(lock) == []
-        self.doomed -= gone
-
-    @rule(num_blocks=st.integers(0, 5))
-    def evict(self, num_blocks: int) -> None:
-        removed = self.tree.evict(num_blocks)
-        num_evictable = sum(not self.is_locked(prefix) for prefix in self.used)
-        assert len(removed) == min(num_blocks, num_evictable)
-        for key in removed:
-            leaves = [
-                prefix
-                for prefix in self.used
-                if not self.is_locked(prefix) and not any(other[:-1] == prefix for other in self.used)
-            ]
-            (victim,) = (prefix for prefix in leaves if path_of(prefix).keys()[-1] == key)
-            assert self.used[victim] == min(self.used[prefix] for prefix in leaves)
-            del self.used[victim]
-
-    @rule(blocks=SEQUENCES, num_kept=st.integers(0, 6))
-    def cut(self, blocks: Blocks, num_kept: int) -> None:
-        removed = self.tree.cut(path_of(blocks), num_kept)
-        if len(self.matched(blocks)) > num_kept:
-            self.forget({prefix for prefix in self.used if prefix[: num_kept + 1] == blocks[: num_kept + 1]}, removed)
-        else:
-            assert removed == []
-
-    @rule()
-    def clear(self) -> None:
-        self.forget(set(self.used), self.tree.clear())
-
-    def forget(self, prefixes: set[Blocks], removed: list[bytes]) -> None:
-        doomed = {prefix for prefix in prefixes if self.is_locked(prefix)}
-        assert set(removed) == self.keys(prefixes - doomed)
-        self.doomed |= doomed
-        for prefix in prefixes:
-            del self.used[prefix]
-
-    @invariant()
-    def books_agree(self) -> None:
-        self.tree.check_integrity()
-        assert set(self.tree.all_keys()) == self.keys(set(self.used) | self.doomed)
-        assert self.tree.num_evictable_blocks == sum(not self.is_locked(prefix) for prefix in self.used)
-
-
-TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
