@@ -8,7 +8,7 @@ from kv_agent_ros.kvcache.block import EventKind, KVEvent, SessionKey, Tier
 
 EventListener = Callable[[KVEvent], None]
 
-_NOBODY = SessionKey(robot_id='', session_id='')
+NOBODY = SessionKey(robot_id='', session_id='')
 
 
 def ignore_event(event: KVEvent) -> None:
@@ -25,7 +25,7 @@ class EventLog:
         self._sequence = 0
 
     def note(
-        self, kind: EventKind, keys: Sequence[bytes], tier: Tier = Tier.DRAM, session: SessionKey = _NOBODY
+        self, kind: EventKind, keys: Sequence[bytes], tier: Tier = Tier.DRAM, session: SessionKey = NOBODY
     ) -> None:
         """Add an event; one about no blocks is none, except CLEARED."""
         if keys or kind is EventKind.CLEARED:

@@ -32,7 +32,7 @@ class SharedArena:
     @classmethod
     def create(cls, capacity_bytes: int, directories: Sequence[Path] = ()) -> 'SharedArena':
         """An arena over a segment of its own; see Segment.create()."""
-        return cls(Segment.create(_aligned(capacity_bytes), directories))
+        return cls(Segment.create(aligned_bytes(capacity_bytes), directories))
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class SharedArena:
         """Offset of a free piece, None when there is no room."""
         if length_bytes <= 0:
             raise StoreError(f'allocate: expected length_bytes > 0, got {length_bytes}')
-        length = _aligned(length_bytes)
+        length = aligned_bytes(length_bytes)
         for index, (offset, available) in enumerate(self._free):
             if available >= length:
                 rest = [(offset + length, available - length)] if available > length else []
@@ -131,6 +131,7 @@ class HostStore:
             offset_bytes=slot.offset_bytes,
             length_bytes=slot.length_bytes,
             checksum=record.checksum,
+            bits=slot.bits,
         )
 
     def cancel(self, slot: BlockSlot) -> None:
@@ -206,5 +207,6 @@ class HostStore:
                 raise StoreError(f'host store: block {key.hex()[:12]} has a slot of another size; this is a bug')
 
 
-def _aligned(length_bytes: int) -> int:
+def aligned_bytes(length_bytes: int) -> int:
+    """What a piece of this length occupies."""
     return -(-length_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
