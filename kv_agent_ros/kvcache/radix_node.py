@@ -1,6 +1,7 @@
 """The nodes of the radix tree: runs of blocks as bytes, cut in two where paths part or locks end."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -50,15 +51,15 @@ class Node:
     def is_evictable(self) -> bool:
         return self.parent is not None and not self.children and not self.num_locks
 
-    def use(self) -> BlockUse:
-        """What is known about the last block."""
+    def use(self, num_after: int = 0) -> BlockUse:
+        """What is known about the last block, or the one that has so many of the run after it."""
         return BlockUse(
             last_used=self.last_used,
             first_used=self.first_used,
             num_uses=self.num_uses,
-            depth=self.depth + self.num_blocks - 1,
+            depth=self.depth + self.num_blocks - 1 - num_after,
             priority=self.priority,
-            find_key=self.last_key,
+            find_key=partial(self.key, -1 - num_after),
         )
 
     def num_equal(self, tokens: bytes, start: int) -> int:
@@ -93,9 +94,9 @@ class Node:
             run._keys = chain_keys(run.parent._keys[-1], run.tokens, run.width)
         return self._keys
 
-    def last_key(self) -> bytes:
-        """Key of the last block."""
-        return self.block_keys()[-1]
+    def key(self, index: int) -> bytes:
+        """Key of one block of the run; -1 is the last."""
+        return self.block_keys()[index]
 
     def path_keys(self) -> tuple[bytes, ...]:
         """Keys from the first block of the path to the last of this run."""
@@ -137,10 +138,12 @@ class Node:
         self.hang_on(upper)
         return upper
 
-    def drop_last(self) -> None:
-        """Forget the last block of a longer run."""
-        self.tokens = self.tokens[: -self.width]
-        del self._keys[-1:]
+    def drop_last(self, num_blocks: int) -> list[bytes]:
+        """Forget the last blocks of a longer run; returns their keys, first to last."""
+        dropped = self.block_keys()[-num_blocks:]
+        self.tokens = self.tokens[: -self.width * num_blocks]
+        del self._keys[-num_blocks:]
+        return dropped
 
 
 def root_node(digest: bytes, width: int) -> Node:

@@ -150,11 +150,7 @@ class RadixPrefixCache:
         while len(removed) < num_blocks and (node := self._victim()) is not None:
             heapq.heappop(self._queue)
             node.is_queued = False
-            removed.append(self._remove_tail(node))
-            while node.is_evictable and len(removed) < num_blocks:
-                if self._queue and self._queue[0][0] < self._policy.rank(node.use()):
-                    break
-                removed.append(self._remove_tail(node))
+            removed += self._remove_tail(node, self._num_before_next(node, num_blocks - len(removed)))
             self._enqueue(node)
         return removed
 
@@ -166,7 +162,7 @@ class RadixPrefixCache:
     def victim_key(self) -> bytes:
         """Key of the block that evict() would remove first; empty when it could remove nothing."""
         node = self._victim()
-        return b'' if node is None else node.last_key()
+        return b'' if node is None else node.key(-1)
 
     def leaves(self) -> Iterator[TokenPath]:
         """The paths to the blocks that have none after them."""
@@ -289,19 +285,26 @@ class RadixPrefixCache:
                 heapq.heappush(self._queue, (self._policy.rank(node.use()), next(self._sequence), node))
         self._unranked.clear()
 
-    def _remove_tail(self, node: Node) -> bytes:
-        key = node.last_key()
-        if self._num_ghosts:
+    def _num_before_next(self, node: Node, limit: int) -> int:
+        """How many blocks go from the end of the first node in the queue before another node's turn comes."""
+        for number in range(1, min(limit, node.num_blocks)):
+            if self._queue and self._queue[0][0] < self._policy.rank(node.use(number)):
+                return number
+        return min(limit, node.num_blocks)
+
+    def _remove_tail(self, node: Node, num_blocks: int) -> list[bytes]:
+        if num_blocks < node.num_blocks:
+            removed = node.drop_last(num_blocks)
+            self._num_blocks -= num_blocks
+        else:
+            parent = node.parent
+            removed = self._remove_subtree(node)
+            if parent is not None:
+                self._enqueue(parent)
+        removed.reverse()
+        for key in removed if self._num_ghosts else ():
             self._ghosts.remember(key, node.num_uses)
-        if node.num_blocks > 1:
-            node.drop_last()
-            self._num_blocks -= 1
-            return key
-        parent = node.parent
-        self._remove_subtree(node)
-        if parent is not None:
-            self._enqueue(parent)
-        return key
+        return removed
 
     def _remove_subtree(self, node: Node) -> list[bytes]:
         """Take an unlocked node and all below it out of the tree."""
