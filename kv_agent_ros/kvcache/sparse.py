@@ -6,17 +6,20 @@ it. Which tokens are kept is sparse_policy.py's matter.
 
 from dataclasses import dataclass, replace
 import hashlib
+import math
 
 import numpy as np
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace, SessionKey, TokenArray
-from kv_agent_ros.kvcache.importance import FloatArray, causal_attention
+from kv_agent_ros.kvcache.importance import FloatArray, TokenImportanceEstimator, causal_attention
 from kv_agent_ros.kvcache.sparse_kv import BoolArray, SparseKV, pack, packed_blocks, unpack
 from kv_agent_ros.kvcache.sparse_policy import SparsePolicy, select
 from kv_agent_ros.kvcache.storage.base import checksum
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
+
+TINY = 1e-12  # below any mass or square of an output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,23 +38,45 @@ class Compression:
     retention: Retention
 
 
+def importance_ahead(kv: SparseKV, queries: FloatArray) -> FloatArray:
+    """(num_layers, num_kv_heads, num_rows): what `queries` (num_layers, num_heads, num_queries, head_dim) look at,
+    asked after the session; best the last ones of the session, moved by look_ahead().
+    """
+    num_layers, num_heads, num_queries, _ = queries.shape
+    num_kv_heads, num_rows = kv.positions.shape[1:]
+    group = num_heads // num_kv_heads
+    importance = TokenImportanceEstimator(
+        num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads, half_life_queries=math.inf
+    )
+    for layer in range(num_layers):
+        attention = np.zeros((num_heads, num_queries, num_rows), dtype=np.float32)
+        for head in range(num_kv_heads):
+            rows = slice(0, kv.counts[layer, head])
+            attention[head * group : (head + 1) * group, :, rows] = _attention_of_head(kv, layer, head, queries)
+        importance.observe(layer, attention, num_rows)
+    return importance.scores()
+
+
 def retention(kv: SparseKV, kept: BoolArray, queries: FloatArray) -> Retention:
     """What `queries` (num_layers, num_heads, num_queries, head_dim), asked after the session, lose without the rest."""
     masses, errors = [], []
-    for layer, asked in enumerate(queries):
-        group = len(asked) // kv.keys.shape[1]
-        for head, positions in enumerate(kv.positions[layer]):
-            used = slice(0, kv.counts[layer, head])
-            keys, values = kv.keys[layer, head, used], kv.values[layer, head, used]
-            of_head = asked[head * group : (head + 1) * group]
-            attention = causal_attention(of_head, keys[None], len(positions))
-            left = attention * kept[layer, head, used]
-            mass = left.sum(axis=2, keepdims=True)
-            output = attention @ values
-            lost = (left / np.maximum(mass, 1e-12)) @ values - output
-            masses.append(float(mass.mean()))
-            errors += ((lost**2).sum(axis=(1, 2)) / np.maximum((output**2).sum(axis=(1, 2)), 1e-12)).tolist()
+    for layer, head in np.ndindex(*kv.counts.shape):
+        rows = slice(0, kv.counts[layer, head])
+        attention, values = _attention_of_head(kv, layer, head, queries), kv.values[layer, head, rows]
+        left = attention * kept[layer, head, rows]
+        mass = left.sum(axis=2, keepdims=True)
+        output = attention @ values
+        lost = (left / np.maximum(mass, TINY)) @ values - output
+        masses.append(float(mass.mean()))
+        errors.append(float(((lost**2).sum(axis=(1, 2)) / np.maximum((output**2).sum(axis=(1, 2)), TINY)).mean()))
     return Retention(mass=float(np.mean(masses)), output_error=float(np.mean(errors)))
+
+
+def _attention_of_head(kv: SparseKV, layer: int, head: int, queries: FloatArray) -> FloatArray:
+    """(group, num_queries, rows in use)"""
+    group = queries.shape[1] // kv.keys.shape[1]
+    keys = kv.keys[layer, head, None, : kv.counts[layer, head]]
+    return causal_attention(queries[layer, head * group : (head + 1) * group], keys, keys.shape[1])
 
 
 class SparseKVCache:
