@@ -12,7 +12,7 @@ import numpy as np
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import BlockSlot
-from kv_agent_ros.kvcache.components import Component, Part
+from kv_agent_ros.kvcache.components import FULL, Component, Part
 from kv_agent_ros.kvcache.eviction import EvictionPolicy
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
@@ -60,13 +60,13 @@ class HybridTier:
     def reserve(self, path: TokenPath, wanted: Mapping[str, Collection[int]]) -> HybridWrite:
         """Slots for the parts (component name -> block numbers) that are not here; fewer where nothing can be evicted.
 
-        Full attention comes first and head first, for without it the other parts are worth nothing.
+        Full attention comes first, from the head; what the others get comes from the end, which needs it.
         """
         write = HybridWrite(path=path, lock=self.cache.hold(path), slots={})
         self._writes.add(write)
         keys = path.keys()
-        for component in sorted(self.cache.components, key=lambda component: -component.span_blocks):
-            for index in sorted(wanted.get(component.name, ())):
+        for component in sorted(self.cache.components, key=lambda component: component.name != FULL):
+            for index in sorted(wanted.get(component.name, ()), reverse=component.name != FULL):
                 part = Part(component=component, block_key=keys[index], index=index)
                 if self.cache.has(part):
                     continue

@@ -300,6 +300,7 @@ class UnifiedMachine(RuleBasedStateMachine):
         for lock, _ in self.locks:
             self.cache.unlock(lock)
         self.locks = []
+        self.take()
         assert self.cache.num_locks == 0
         self.evict(ATTENTION, 99)
         assert not any(self.here.values())
