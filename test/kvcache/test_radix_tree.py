@@ -151,3 +151,55 @@ def test_a_hold_is_no_use() -> None:
     tree.evict(1)
     assert (policy.last.num_uses, policy.last.first_used, policy.last.last_used) == (1, 1, 2)
     assert policy.last.priority == 7
+
+
+def test_candidates_from_one_prefix_share_it_and_leave_one_by_one() -> None:
+    tree = filled((1, 2))
+    branches = [(1, 2, 10, n) for n in (3, 4, 5)]
+    holds = [tree.hold(path_of((1, 2))) for _ in branches]
+    assert [tree.insert(path_of(blocks)) for blocks in branches] == [2, 1, 1]
+    assert tree.num_blocks == 6
+    assert tree.cut(path_of(branches[1]), 3) == [path_of(branches[1]).keys()[3]]
+    assert [tree.match(path_of(blocks)) for blocks in branches] == [4, 3, 4]
+    for hold in holds:
+        tree.unlock(hold)
+    assert len(tree.evict(9)) == 5
+
+
+def test_nothing_is_hashed_until_somebody_asks() -> None:
+    tree = filled((1, 2, 3), (1, 2, 4))
+    lock = tree.lock(path_of((1, 2, 3)))
+    tree.match(path_of((1, 5)))
+    assert not any(node._keys for node in tree._nodes())
+    assert lock.keys == path_of((1, 2, 3)).keys()
+
+
+def test_keys_of_a_lock_outlive_it_only_when_asked_for_before() -> None:
+    tree = filled((1, 2))
+    asked, unasked = tree.lock(path_of((1, 2))), tree.lock(path_of((1,)))
+    assert asked.keys == path_of((1, 2)).keys()
+    tree.unlock(asked)
+    tree.unlock(unasked)
+    assert asked.keys == path_of((1, 2)).keys()
+    with pytest.raises(StoreError, match='expected a first call before unlock'):
+        assert unasked.keys
+
+
+def test_equal_keys_of_different_tokens_are_no_hit() -> None:
+    honest = path_of((1, 2))
+    forged = TokenPath(root=b'a', tokens=path_of((3, 4)).tokens, block_tokens=2, hashed_keys=honest.keys())
+    tree = filled()
+    tree.insert(honest)
+    assert forged.keys() == honest.keys()
+    assert tree.match(forged) == 0
+
+
+def test_priority_of_a_path_is_the_highest_it_was_inserted_with() -> None:
+    policy = NoteUses()
+    tree = RadixPrefixCache(policy)
+    tree.insert(path_of((1, 2)), priority=2)
+    tree.insert(path_of((1, 3)), priority=5)
+    assert tree.evict(1) == [path_of((1, 2)).keys()[1]]
+    tree.evict(1)
+    assert tree.victim_key() == path_of((1,)).keys()[0]
+    assert policy.last.priority == 5
