@@ -5,6 +5,7 @@ leaves a copy in the cache: a later engine finds it there and computes only what
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kv_agent_ros.errors import BadRequestError
@@ -111,18 +112,21 @@ class SparseSession:
         moved_by = self.num_tokens - self._num_rows - self._buffer.dropped_tokens
         return rotate(heads, np.full(heads.shape[:-1], moved_by), self._frequencies) if moved_by else heads
 
-    @torch.inference_mode()
     def _hold(self, kv: SparseKV) -> None:
-        """Put the kept rows at the start of the buffer."""
-        num_rows = kv.keys.shape[2]
-        is_original = self._sparse.policy.positions is Positions.ORIGINAL
-        keys = kv.keys if is_original else kv.keys_from_zero(self._frequencies)
-        self._buffer.ensure(num_rows, 0)
-        self._buffer.values[0, :, :, :num_rows] = torch.from_numpy(keys)
-        self._buffer.values[1, :, :, :num_rows] = torch.from_numpy(kv.values)
-        self._buffer.dropped_tokens = kv.num_tokens - num_rows if is_original else 0
-        unused = torch.from_numpy(~kv.in_use)
-        padding = torch.zeros(unused.shape).masked_fill_(unused, float('-inf'))
-        self._buffer.padding = padding if unused.any() else padding[:, :, :0]
-        self._kv, self._num_rows = kv, num_rows
+        load_rows(kv, self._buffer, self._sparse.policy.positions, self._frequencies)
+        self._kv, self._num_rows = kv, kv.keys.shape[2]
         self._asked = {}
+
+
+@torch.inference_mode()
+def load_rows(kv: SparseKV, buffer: KVBuffer, positions: Positions, frequencies: npt.NDArray[np.float64]) -> None:
+    """Put the kept rows at the start of the buffer, so that the next token stands right after the session."""
+    num_rows = kv.keys.shape[2]
+    is_original = positions is Positions.ORIGINAL
+    buffer.ensure(num_rows, 0)
+    buffer.values[0, :, :, :num_rows] = torch.from_numpy(kv.keys if is_original else kv.keys_from_zero(frequencies))
+    buffer.values[1, :, :, :num_rows] = torch.from_numpy(kv.values)
+    buffer.dropped_tokens = kv.num_tokens - num_rows if is_original else 0
+    unused = torch.from_numpy(~kv.in_use)
+    padding = torch.zeros(unused.shape).masked_fill_(unused, float('-inf'))
+    buffer.padding = padding if unused.any() else padding[:, :, :0]
