@@ -128,7 +128,7 @@ class Node:
         assert self.parent is not None
         cut = num_upper * self.width
         upper = Node(self.parent, self.tokens[:cut], self.width)
-        upper.num_locks, upper.is_doomed = self.num_locks, self.is_doomed
+        upper.num_locks = self.num_locks
         upper.first_used, upper.last_used = self.first_used, self.last_used
         upper.num_uses, upper.priority = self.num_uses, self.priority
         upper._keys, self._keys = self._keys[:num_upper], self._keys[num_upper:]

@@ -126,6 +126,15 @@ def test_session_references_decide_before_age() -> None:
     assert tree.evict(1) == list(old.keys())
 
 
+def test_a_block_is_evicted_between_two_of_one_run_when_its_turn_is_between_theirs() -> None:
+    referenced = set(path_of((1, 2)).keys())
+    tree = RadixPrefixCache(SessionLruPolicy(lambda key: key in referenced))
+    for blocks in ((1, 2, 3), (9,)):
+        tree.insert(path_of(blocks))
+    first, second, third = path_of((1, 2, 3)).keys()
+    assert tree.evict(4) == [third, *path_of((9,)).keys(), second, first]
+
+
 def test_a_block_that_comes_back_brings_its_number_of_uses() -> None:
     policy = NoteUses()
     tree = RadixPrefixCache(policy, num_ghosts=1)
