@@ -4,6 +4,9 @@ Format 2. A file is written whole under another name and renamed, so a reader fi
 synced, so a loss of power may tear it, and then header or bytes fail their checksum.
 """
 
+from collections.abc import Iterator
+import contextlib
+import errno
 import os
 import struct
 
@@ -11,6 +14,8 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from kv_agent_ros.kvcache.block import block_key
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # the device is full, which is no failure of it
 
 _MAGIC = b'KVBLOCK2'
 _HEAD = struct.Struct('<8s32s32s32s16sQIH')  # magic, key, parent, root, checksum, lengths of block, tokens, codec
@@ -25,9 +30,19 @@ def file_bytes(record: BlockRecord) -> int:
     return _HEAD.size + len(record.tokens) + len(record.codec.encode()) + _DIGEST_BYTES + record.length_bytes
 
 
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A descriptor to read from. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_block(path: str, record: BlockRecord, value: ByteArray) -> None:
-    """Make the file, which must not exist. Raises OSError, and then a part of it may be there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    """Make the file. Raises OSError, and then a part of it may be there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         header = _pack(record)
         num_written = 0

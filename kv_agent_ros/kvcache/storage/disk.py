@@ -6,7 +6,6 @@ anything is written. The owner's books are made from the directory when it is op
 
 from collections.abc import Iterator
 import contextlib
-import errno
 import fcntl
 import itertools
 import logging
@@ -17,13 +16,12 @@ import time
 
 from kv_agent_ros.errors import ConfigError, StoreError
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
-from kv_agent_ros.kvcache.storage.block_file import file_bytes, read_block, read_record, write_block
+from kv_agent_ros.kvcache.storage.block_file import NO_ROOM, file_bytes, opened, read_block, read_record, write_block
 
 _log = logging.getLogger(__name__)
 
 _MARKER = 'STORE'  # holds the format, and the lock of the owner
 _FORMAT = b'kv_agent_ros/blocks/2\n'
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskStore:
@@ -76,7 +74,7 @@ class DiskStore:
             return None
         path = self._path(key)
         try:
-            with _opened(path) as descriptor:
+            with opened(path) as descriptor:
                 record = read_block(descriptor, key, out)
                 now_ns = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
                 os.utime(descriptor, ns=(now_ns, now_ns))
@@ -110,7 +108,7 @@ class DiskStore:
         for key in self._keys_by_age():
             path = self._path(key)
             try:
-                with _opened(path) as descriptor:
+                with opened(path) as descriptor:
                     record = read_record(descriptor, key)
             except OSError as error:
                 self._note_failure('read', path, error)
@@ -187,7 +185,7 @@ class DiskStore:
                     self._used_bytes -= size
                 else:
                     self._condemned[temporary] = size
-            return PutResult.FULL if error.errno in _NO_ROOM else PutResult.FAILED
+            return PutResult.FULL if error.errno in NO_ROOM else PutResult.FAILED
         with self._lock:
             self._used_bytes -= self._condemned.pop(path, 0)  # replaced just now
             if record.key in self._sizes:  # so was the file of another writer
@@ -240,19 +238,10 @@ class DiskStore:
 
     def _note_failure(self, act: str, path: str, error: OSError) -> None:
         with self._lock:
-            self._num_errors += error.errno not in _NO_ROOM  # a full disk is no broken one
+            self._num_errors += error.errno not in NO_ROOM  # a full disk is no broken one
             was_failing, self._is_failing = self._is_failing, True
         if not was_failing:  # one warning per outage, the count is in usage()
             _log.warning('disk store: cannot %s %s (%s); going on without', act, path, error)
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _claim_directory(directory: Path) -> int:
