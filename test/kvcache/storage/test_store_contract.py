@@ -9,6 +9,7 @@ import pytest
 from stored_blocks import block
 
 from kv_agent_ros.kvcache.storage.base import BlockStore, PutResult
+from kv_agent_ros.kvcache.storage.device import DeviceStore
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.fake import FakeStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore
@@ -23,6 +24,7 @@ OPENERS: dict[str, Callable[[Path], BlockStore]] = {
     'disk': lambda path: DiskStore.open(path / 'store', CAPACITY_BYTES),
     'guarded': lambda path: GuardedStore(DiskStore.open(path / 'store', CAPACITY_BYTES)),
     'remote': lambda path: RemoteStore.open(path / 'store', CAPACITY_BYTES),
+    'device': lambda path: DeviceStore.create(CAPACITY_BYTES, 8192, 'cpu'),
     'fake': lambda path: FakeStore(CAPACITY_BYTES),
 }
 
