@@ -13,7 +13,7 @@ import struct
 import sys
 
 from kv_agent_ros.errors import BadRequestError
-from kv_agent_ros.kvcache.block import BlockLayout
+from kv_agent_ros.kvcache.block import BlockLayout, block_key
 
 FULL = 'full'
 
@@ -50,22 +50,26 @@ def state_snapshot(num_elements: int, dtype: str, name: str = 'mamba') -> Compon
     return Component(name=name, layout=layout, span_blocks=1)
 
 
-def component_key(block_key: bytes, component: Component) -> bytes:
-    """Under which key a store keeps a block's part; full attention's is the block's own, as in other models."""
-    if component.name == FULL:
-        return block_key
-    return hashlib.sha256(b'kv_agent_ros/part/1' + _digest(component) + block_key).digest()
-
-
 @lru_cache(maxsize=256)
-def _digest(component: Component) -> bytes:
-    """32 bytes; differs for another name, layout or span."""
+def component_tag(component: Component) -> bytes:
+    """Stands in a part's record where a block has its tokens; differs for another name, layout or span.
+
+    33 bytes, which are never whole tokens, so that no block can have the key of a part.
+    """
     layout = component.layout
     chain = hashlib.sha256(b'kv_agent_ros/component/1')
     for value in (component.name, layout.shape, layout.dtype, layout.bits, component.span_blocks):
         text = str(value).encode()
         chain.update(struct.pack('<I', len(text)) + text)
-    return chain.digest()
+    return b'c' + chain.digest()
+
+
+def component_key(key: bytes, component: Component) -> bytes:
+    """Under which key a store keeps the part of the block `key`: that of a block after it whose tokens are the tag.
+
+    So stores that verify keys need no special case. Full attention's is the block's own, as in other models.
+    """
+    return key if component.name == FULL else block_key(key, component_tag(component))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import BlockSlot
-from kv_agent_ros.kvcache.components import FULL, Component, Part
+from kv_agent_ros.kvcache.components import FULL, Component, Part, component_tag
 from kv_agent_ros.kvcache.eviction import EvictionPolicy
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
@@ -53,9 +53,16 @@ class HybridTier:
 
     def read(self, part: Part, out: ByteArray) -> bool:
         """Copy a locked part; False when it does not have its checksum: unlock, then cut() the path there."""
+        record, value = self.stored(part)
+        np.copyto(out, value)
+        return checksum(out) == record.checksum
+
+    def stored(self, part: Part) -> tuple[BlockRecord, ByteArray]:
+        """A locked part and its bytes in place, which cannot be written."""
         store = self._stores[part.component.name]
-        np.copyto(out, store.view(store.slot(part.key)))
-        return checksum(out) == store.record(part.key).checksum
+        value = store.view(store.slot(part.key)).view()
+        value.flags.writeable = False
+        return store.record(part.key), value
 
     def reserve(self, path: TokenPath, wanted: Mapping[str, Collection[int]]) -> HybridWrite:
         """Slots for the parts (component name -> block numbers) that are not here; fewer where nothing can be evicted.
@@ -91,7 +98,7 @@ class HybridTier:
         for part in checksums.keys() & write.slots.keys():
             written[part.component.name].add(part.index)
         for part in self.cache.insert(write.path, written):
-            record = self._record(write.path, part, checksums[part])
+            record = _record(write.path, part, checksums[part])
             self._stores[part.component.name].publish(write.slots.pop(part), record)
         visible = self.cache.match(write.path)
         self.cancel(write)
@@ -144,16 +151,19 @@ class HybridTier:
             slot = store.reserve(part.key, num_bytes)
         return slot
 
-    def _record(self, path: TokenPath, part: Part, digest: bytes) -> BlockRecord:
-        return BlockRecord(
-            key=part.key,
-            parent_key=path.keys()[part.index - 1] if part.index else path.root,
-            root=path.root,
-            tokens=path.block(part.index),
-            length_bytes=part.component.layout.num_bytes,
-            checksum=digest,
-        )
-
     def _settle(self) -> None:
         for part in self.cache.take_removed():
             self._stores[part.component.name].delete(part.key)
+
+
+def _record(path: TokenPath, part: Part, digest: bytes) -> BlockRecord:
+    before = path.keys()[part.index - 1] if part.index else path.root
+    is_block = part.component.name == FULL
+    return BlockRecord(
+        key=part.key,
+        parent_key=before if is_block else part.block_key,
+        root=path.root,
+        tokens=path.block(part.index) if is_block else component_tag(part.component),
+        length_bytes=part.component.layout.num_bytes,
+        checksum=digest,
+    )

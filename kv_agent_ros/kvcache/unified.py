@@ -6,7 +6,7 @@ in this order: spare, with the tails of the tree, those of branch points. Not th
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kv_agent_ros.errors import StoreError
@@ -72,6 +72,12 @@ class UnifiedPrefixCache:
     def has(self, part: Part) -> bool:
         """Whether the part is here; it may be of a block that no match reaches."""
         return self._has(part.component, part.block_key)
+
+    def parts(self, component: Component) -> Iterator[Part]:
+        """Every part of one component, in no particular order."""
+        for key, place in self._places.items():
+            if self._has(component, key):
+                yield Part(component=component, block_key=key, index=place.index)
 
     def match(self, path: TokenPath) -> int:
         """Blocks in the longest prefix of the path that every component can continue; changes nothing."""
@@ -212,16 +218,19 @@ class UnifiedPrefixCache:
             self._places[keys[index]] = _Place(parent_key=parent_key, index=index, num_children=1)
         self._count_child(keys[-1], -1)
 
-    def _forget(self, keys: Iterable[bytes]) -> None:
+    def _forget(self, keys: Collection[bytes]) -> None:
         """Blocks that left the tree take their parts along."""
-        for key in sorted(keys, key=lambda key: -self._places[key].index):
-            self._want(key, -1)
+        for key in keys:
+            if self._places[key].num_children != 1:
+                self._want(key, -1)
+        for key in keys:
             for component in self._partial:
                 if self._tables[component.name].drop(key):
                     self._note_removed(component, key)
             self._note_removed(self._full, key)
-            parent_key = self._places.pop(key).parent_key
-            if parent_key:
+        parent_keys = [self._places.pop(key).parent_key for key in keys]
+        for parent_key in parent_keys:
+            if parent_key in self._places:
                 self._count_child(parent_key, -1)
 
     def _count_child(self, key: bytes, change: int) -> None:

@@ -5,6 +5,7 @@ sizes add up in another order; that difference belongs to the model, with or wit
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from hybrid_models import MODELS, HybridEngine, HybridModel
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 from kv_agent_ros.kvcache.components import Component
+from kv_agent_ros.kvcache.eviction import LruPolicy
+from kv_agent_ros.kvcache.hybrid_backing import HybridBacking
+from kv_agent_ros.kvcache.storage.disk import DiskStore
 
 PLENTY = {'full': 64, 'swa': 64, 'mamba': 64}
 _RNG = np.random.default_rng(11)
@@ -165,6 +169,25 @@ def test_equal_blocks_at_other_positions_are_not_a_hit(engine: HybridEngine) -> 
     engine.run(HEAD[:8] * 3)
     check(engine, HEAD[4:8] + HEAD[:8] * 2, 0)
     check(engine, HEAD[:8] * 4, 24)
+
+
+def test_prefix_from_the_disk_of_an_earlier_process_gives_cold_logits(open_engine: MakeEngine, tmp_path: Path) -> None:
+    first, second = open_engine(), open_engine()
+    components, policy = first.model.components, LruPolicy()
+    first.run(PROMPT_A)
+    first.run(PROMPT_B)
+    disk = DiskStore.open(tmp_path, 1 << 22)
+    backing = HybridBacking.open(components=components, store=disk, policy=policy)
+    assert [backing.save(first.path(prompt), first.tier) for prompt in (PROMPT_A, PROMPT_B)] == [9, 8]
+    disk.close()
+    disk = DiskStore.open(tmp_path, 1 << 22)
+    backing = HybridBacking.open(components=components, store=disk, policy=policy)
+    assert backing.load(second.path(PROMPT_B + TAIL_A), second.tier) == 8
+    check(second, PROMPT_B + TAIL_A, 32)
+    disk.delete(next(part for part in backing.cache.parts(partial(second)[-1]) if part.index == 8).key)
+    assert backing.load(second.path(PROMPT_A), second.tier) == 0
+    check(second, PROMPT_A, 0)
+    disk.close()
 
 
 def test_any_order_of_prompts_and_evictions_under_pressure_gives_cold_logits(open_engine: MakeEngine) -> None:
