@@ -33,6 +33,7 @@ class BlocksStored:
     parent_hash: int = 0
     tier: Tier = Tier.HBM
     session_id: str = ''
+    cache_salt: str = ''  # whose blocks they are; '' is everybody's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,8 @@ def _to_map(event: WireEvent) -> dict[str, object]:
         case BlocksRemoved():
             return {'type': 'BlockRemoved', 'block_hashes': event.block_hashes, 'medium': MEDIUM[event.tier]}
         case BlocksStored():
-            return {
+            salt = {'cache_salt': event.cache_salt} if event.cache_salt else {}
+            return salt | {
                 'type': 'BlockStored',
                 'block_hashes': event.block_hashes,
                 'parent_block_hash': event.parent_hash or None,
@@ -159,6 +161,7 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         parent_hash=0 if parent is None else _hash(parent),
         tier=_tier(fields),
         session_id=str(fields.get('session_id') or ''),
+        cache_salt=str(fields.get('cache_salt') or ''),
     )
 
 
