@@ -51,9 +51,8 @@ STARTERS = {'start.py', 'cli.py', 'commands/doctor.py'}
 CATCH_ALL = {
     ('harness/judge.py', '_check_rehearsal'),
     ('harness/judge.py', '_apply'),
+    ('inference/chat_format.py', 'read_tokenizer'),
     ('inference/gguf_convert.py', '_tokenizer'),
-    ('inference/gguf_convert.py', '_tokenizer'),
-    ('inference/local_model.py', '_tokenizer'),
 }
 
 MAX_FILE_LINES = 400

@@ -14,7 +14,7 @@ from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
-PROBE_S = 5.0
+PROBE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +40,7 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
     settings = HttpSettings(base_url=config.engine_url, model=config.model, engine=config.engine, headers=headers)
     if config.engine == 'sglang':
         backend = connect_sglang(settings, cache_salt=config.cache_salt, deadline=Deadline(PROBE_S))
+        progress(backend.server.summary())
         return EngineFactory(make=lambda cache: backend)
     return EngineFactory(make=lambda cache: OpenAiHttpBackend(settings))
 

@@ -7,6 +7,7 @@ tokenising generated text again may split it differently and would end the reusa
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -53,6 +54,16 @@ LLAMA3 = ChatFormat(
     after_closing='',
 )
 CHAT_FORMATS = (CHATML, LLAMA3)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; raises ModelUnavailableError when it is none."""
+    if not path.is_file():
+        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got none; save one there')
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got {error}; fetch it again') from error
 
 
 def chat_format_of(tokenizer: Tokenizer) -> ChatFormat:

@@ -16,7 +16,7 @@ from torch import Tensor
 import xxhash
 
 from kv_agent_ros.errors import ModelUnavailableError
-from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of
+from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of, read_tokenizer
 from kv_agent_ros.inference.gguf_convert import ProgressListener, converted_directory
 from kv_agent_ros.inference.llama_config import LlamaConfig, read_llama_config
 from kv_agent_ros.inference.local_llama import LayerWeights, Llama, LlamaWeights
@@ -93,7 +93,7 @@ def bundled_gguf() -> Path:
 
 def _load_directory(directory: Path, name: str) -> LocalModel:
     config = read_llama_config(directory)
-    tokenizer = _tokenizer(directory / 'tokenizer.json')
+    tokenizer = read_tokenizer(directory / 'tokenizer.json')
     shards = sorted(directory.glob('*.safetensors'))
     try:
         weights = _weights(config, _tensors(shards))
@@ -112,15 +112,6 @@ def _load_directory(directory: Path, name: str) -> LocalModel:
         grammars=grammar_compiler(tokenizer, config.vocab_size, sorted(stop_ids)),
         stop_ids=stop_ids,
     )
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got none; save one there')
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ModelUnavailableError(f'{path}: expected a fast tokenizer, got {error}; fetch it again') from error
 
 
 def _tensors(shards: list[Path]) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from kv_agent_ros.inference.openai_http import (
     ServerLostError,
 )
 from kv_agent_ros.inference.openai_wire import JsonObject
+from kv_agent_ros.inference.sglang_prompts import PromptFields, prompt_as_text, prompt_fields
 from kv_agent_ros.inference.sglang_server import PriorityOrder, SglangServer, close_session, post_sglang, probe_sglang
 from kv_agent_ros.kvcache.block import SessionKey
 
@@ -57,6 +58,7 @@ class SglangBackend:
         server: SglangServer,
         *,
         cache_salt: str,
+        prompt_fields: PromptFields = prompt_as_text,
         clock: Callable[[], float] = time.monotonic,
         make_id: MakeId = random_id,
     ) -> None:
@@ -64,7 +66,7 @@ class SglangBackend:
         self._settings = replace(settings, model=server.model)
         self._http = OpenAiHttpBackend(
             self._settings,
-            extra_fields=sglang_fields(server.priority, cache_salt, make_id),
+            extra_fields=sglang_fields(server.priority, cache_salt, prompt_fields, make_id),
             run=abort_when_cancelled(self._settings),
             clock=clock,
         )
@@ -123,11 +125,15 @@ def connect_sglang(settings: HttpSettings, *, cache_salt: str, deadline: Deadlin
         raise ModelUnavailableError(
             f'{settings.base_url}: expected a model that generates, got the embedding model {server.model_path}'
         )
-    return SglangBackend(settings, server, cache_salt=cache_salt)
+    return SglangBackend(
+        settings, server, cache_salt=cache_salt, prompt_fields=prompt_fields(settings, server, deadline)
+    )
 
 
-def sglang_fields(priority: PriorityOrder, cache_salt: str, make_id: MakeId) -> ExtraFields:
-    """The body fields beyond OpenAI's: session, priority, and the salt that keeps tenants' prefixes apart."""
+def sglang_fields(
+    priority: PriorityOrder, cache_salt: str, prompt_fields: PromptFields, make_id: MakeId
+) -> ExtraFields:
+    """The body fields beyond OpenAI's: prompt, session, priority, and the salt that keeps tenants' prefixes apart."""
     fixed: JsonObject = {'return_cached_tokens_details': True, 'return_output_ids_in_sglext': True}
     if cache_salt:
         fixed['cache_salt'] = cache_salt
@@ -137,7 +143,7 @@ def sglang_fields(priority: PriorityOrder, cache_salt: str, make_id: MakeId) -> 
         own: JsonObject = {'rid': make_id(), 'session_id': session_name(request.session)}
         if priority is not PriorityOrder.REFUSED:
             own['priority'] = sign * request.priority
-        return fixed | own
+        return fixed | own | prompt_fields(request)
 
     return fields
 
