@@ -1,0 +1,88 @@
+"""A real SGLang server of this test run: started, hung, killed and started again by scripts/sglang."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+import os
+from pathlib import Path
+import signal
+import socket
+import subprocess
+
+import httpx
+
+SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'sglang'
+SETUP_S, START_S, STOP_S = 900.0, 400.0, 30.0
+
+
+class NoSglangError(Exception):
+    """The environment cannot be made here; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangProcess:
+    """The server at `url`; it keeps its port over restarts."""
+
+    port: int
+    state_dir: Path
+    flags: Sequence[str]
+
+    @property
+    def url(self) -> str:
+        return f'http://127.0.0.1:{self.port}'
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        server = ['--port', str(self.port), '--state-dir', str(self.state_dir), '--timeout', str(int(START_S))]
+        environment = os.environ | {'SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR': str(self.state_dir / 'hicache')}
+        run('start', *server, '--', *self.flags, timeout_s=START_S + STOP_S, environment=environment)
+
+    def stop(self) -> None:
+        """End it; idempotent."""
+        run('stop', '--port', str(self.port), '--state-dir', str(self.state_dir), timeout_s=STOP_S)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all its processes."""
+        os.killpg(int((self.state_dir / f'{self.port}.pid').read_text()), number)
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Within the block it accepts connections and does nothing."""
+        self.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.send(signal.SIGCONT)
+
+    def num_requests(self) -> int:
+        """Requests that it works on or that wait in it."""
+        load = httpx.get(f'{self.url}/v1/loads', timeout=20.0).json()['loads'][0]
+        return int(load['num_running_reqs'] + load['num_waiting_reqs'])
+
+    def flush(self) -> None:
+        """Forget what is on the device and in host memory; its storage stays."""
+        assert httpx.post(f'{self.url}/flush_cache', timeout=20.0).status_code == httpx.codes.OK
+
+
+def run(command: str, *arguments: str, timeout_s: float, environment: dict[str, str] | None = None) -> None:
+    """One command of scripts/sglang; fails with what it said."""
+    done = subprocess.run(
+        [SCRIPT, command, *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def make_environment() -> None:
+    """SGLang's environment, made now if it is not there; raises NoSglangError where that fails."""
+    if subprocess.run([SCRIPT, 'env'], capture_output=True).returncode == 0:
+        return
+    made = subprocess.run([SCRIPT, 'setup'], capture_output=True, text=True, timeout=SETUP_S)
+    if made.returncode:
+        raise NoSglangError(f'scripts/sglang setup failed: {(made.stdout + made.stderr)[-500:]}')
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
