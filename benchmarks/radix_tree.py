@@ -51,43 +51,47 @@ def medians(runs: Iterable[dict[str, object]]) -> Medians:
 
 def peer_rows(found: Medians, block_tokens: int, rounds: int) -> list[Row]:
     """Ours against every peer at one block size."""
-    ours, limit = found['ours', block_tokens], found[LIMIT, block_tokens]
     rows = []
     for peer in (tree for tree, size in found if size == block_tokens and tree in PEERS):
-        theirs = found[peer, block_tokens]
-        lines = (
-            ('match', 'match_us', limit['match_us'], 'us'),
-            ('match_head', 'head_us', limit['head_us'], 'us'),
-            ('insert', 'insert_us', limit['match_us'], 'us'),
-            ('bytes_per_token', 'bytes_per_token', 4.0, 'bytes'),
-        )
-        for name, what, best, unit in lines:
-            rows.append(
-                Row(
-                    name=f'{name}_{block_tokens}',
-                    ours=ours[what],
-                    peer=theirs[what],
-                    peer_name=PEERS[peer],
-                    limit=best,
-                    ratio=theirs[what] / ours[what],
-                    unit=unit,
-                    n=rounds,
-                )
-            )
-        for what in ('insert_hits', 'match_hits', 'head_hits'):
-            rows.append(
-                Row(
-                    name=f'{what}_{block_tokens}',
-                    ours=ours[what],
-                    peer=theirs[what],
-                    peer_name=PEERS[peer],
-                    limit=theirs[what],
-                    ratio=ours[what] / theirs[what],
-                    unit='tokens',
-                    n=rounds,
-                )
-            )
+        rows += _rows_against(peer, found, block_tokens, rounds)
     return rows
+
+
+def _rows_against(peer: str, found: Medians, block_tokens: int, rounds: int) -> list[Row]:
+    ours, theirs, limit = (found[tree, block_tokens] for tree in ('ours', peer, LIMIT))
+    limits = {  # bytes: the tokens themselves; SGLang's trees also hold the slot of every token, 8 bytes
+        'match_us': limit['match_us'],
+        'head_us': limit['head_us'],
+        'insert_us': limit['match_us'],
+        'bytes_per_token': 4.0,
+    }
+    costs = [
+        Row(
+            name=f'{what.removesuffix("_us")}_{block_tokens}',
+            ours=ours[what],
+            peer=theirs[what],
+            peer_name=PEERS[peer],
+            limit=best,
+            ratio=theirs[what] / ours[what],
+            unit='us' if what.endswith('_us') else 'bytes',
+            n=rounds,
+        )
+        for what, best in limits.items()
+    ]
+    hits = [
+        Row(
+            name=f'{what}_{block_tokens}',
+            ours=ours[what],
+            peer=theirs[what],
+            peer_name=PEERS[peer],
+            limit=theirs[what],
+            ratio=ours[what] / theirs[what],
+            unit='tokens',
+            n=rounds,
+        )
+        for what in ('insert_hits', 'match_hits', 'head_hits')
+    ]
+    return costs + hits
 
 
 def limit_row(found: Medians, block_tokens: int, rounds: int) -> Row:
@@ -145,7 +149,9 @@ def growth_rows(small: Growth, large: Growth) -> list[Row]:
 def draw(axes: Axes, rows: list[Row]) -> None:
     """CPU time of matching and inserting, ours and the peers'."""
     shown = [
-        row for row in rows if row.unit == 'us' and row.name.startswith(('match_', 'insert_')) and 'at' not in row.name
+        row
+        for row in rows
+        if row.unit == 'us' and row.name.startswith(('match_', 'head_', 'insert_')) and '_at_' not in row.name
     ]
     names = sorted({row.name for row in shown if row.peer_name in PEERS.values()})
     bars = {'ours': [next(row.ours for row in shown if row.name == name) for name in names]}
