@@ -1,0 +1,217 @@
+"""The inner loops of quantisation: in numpy, and compiled by numba where that is installed. Both give the same bits.
+
+The loops at the end are what numba compiles; each does, element by element and in the same order, what the method of
+its name does in `NumpyArithmetic`.
+"""
+
+from functools import cache
+import importlib
+from typing import Any, Protocol  # Any: numba's compiled functions carry no types
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_agent_ros.kvcache.packing import Codes, pack, packed_size, unpack
+from kv_agent_ros.kvcache.rotation import Floats, codebook, hadamard, rotation_width, thresholds
+
+
+class Arithmetic(Protocol):
+    """Rows of vectors to codes and back; vectors are (rows, tokens, channels), all arrays C-contiguous."""
+
+    def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
+        """The packed codes of the levels nearest to vectors * inverse; `inverse` is (rows, tokens)."""
+        ...
+
+    def turn(self, vectors: Floats) -> Floats:
+        """`rotation.hadamard` of the vectors."""
+        ...
+
+    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
+        """out = hadamard(levels) * gain * signs + centre.
+
+        `gain` is (rows, tokens), `signs` (channels,), `centre` (rows, channels).
+        """
+        ...
+
+    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
+        """out = codes * scale + low, which are one for each group of `groups` tokens by channels."""
+        ...
+
+
+class NumpyArithmetic:
+    """Needs numpy alone."""
+
+    def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
+        scaled = vectors * inverse[..., None]
+        return pack(np.searchsorted(thresholds(bits), scaled).astype(np.uint8), bits)
+
+    def turn(self, vectors: Floats) -> Floats:
+        return hadamard(vectors)
+
+    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
+        levels = codebook(bits)[unpack(packed, bits, out.shape[-1])]
+        np.multiply(hadamard(levels), gain[..., None], out=out)
+        out *= signs
+        out += centre[:, None]
+
+    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
+        tokens, channels = (np.arange(n) // group for n, group in zip(out.shape[1:], groups, strict=True))
+        np.multiply(unpack(packed, bits, out.shape[-1]), scale[:, tokens[:, None], channels], out=out)
+        out += low[:, tokens[:, None], channels]
+
+
+class CompiledArithmetic:
+    """The loops below, compiled: the first call ever costs seconds, later processes read numba's cache.
+
+    Vectors whose length is no power of two are rotated by numpy.
+    """
+
+    def __init__(self, numba: Any) -> None:
+        compiler = numba.njit(cache=True, nogil=True, error_model='numpy')
+        self._choose = compiler(_choose)
+        self._turn = compiler(_turn)
+        self._look_up = compiler(_look_up)
+        self._scale = compiler(_scale)
+        self._numpy = NumpyArithmetic()
+
+    def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
+        packed = np.empty((*vectors.shape[:2], packed_size(vectors.shape[2], bits)), np.uint8)
+        self._choose(vectors, inverse, thresholds(bits), bits, packed)
+        return packed
+
+    def turn(self, vectors: Floats) -> Floats:
+        length = vectors.shape[-1]
+        if rotation_width(length) != length or length < 2:
+            return self._numpy.turn(vectors)
+        turned = np.empty_like(vectors)
+        self._turn(vectors, turned, _log2(length))
+        return turned
+
+    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
+        length, per_byte = out.shape[-1], 8 // bits
+        if rotation_width(length) != length or length < 2 * per_byte:
+            self._numpy.look_up(packed, bits, gain, signs, centre, out)
+            return
+        num_steps = _log2(length) - _log2(per_byte)
+        self._look_up(packed, _turned_levels(bits), num_steps, gain, signs, centre, out)
+
+    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
+        self._scale(packed, bits, low, scale, *groups, out)
+
+
+@cache
+def best_arithmetic() -> Arithmetic:
+    """The fastest that this machine has."""
+    try:
+        return CompiledArithmetic(importlib.import_module('numba'))
+    except ImportError:
+        return NumpyArithmetic()
+
+
+@cache
+def _turned_levels(bits: int) -> npt.NDArray[np.complexfloating]:
+    """(256,) what a byte's codes stand for, the first steps of the transform done, read as one wide number."""
+    every_byte = np.arange(256, dtype=np.uint8)[:, None]
+    levels = hadamard(codebook(bits)[unpack(every_byte, bits, 8 // bits)])
+    wide: npt.NDArray[np.complexfloating] = levels.view(np.complex64 if bits == 4 else np.complex128)
+    return wide[:, 0]
+
+
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
+
+
+# No index arithmetic in the innermost loops, so that the compiler makes vector instructions of them.
+
+
+def _choose(vectors, inverse, edges, bits, packed):  # type: ignore[no-untyped-def]
+    rows, tokens, length = vectors.shape
+    size = packed.shape[2]
+    scaled = np.empty(length, np.float32)
+    codes = np.zeros((8 // bits) * size, np.int32)
+    planes = codes.reshape(8 // bits, size)
+    for row in range(rows):
+        for token in range(tokens):
+            factor = inverse[row, token]
+            for i in range(length):
+                scaled[i] = vectors[row, token, i] * factor
+                codes[i] = 0
+            for edge in edges:
+                for i in range(length):
+                    codes[i] += edge < scaled[i]
+            for i in range(size):
+                byte = 0
+                for place in range(8 // bits):
+                    byte |= planes[place, i] << (bits * place)
+                packed[row, token, i] = byte
+
+
+def _turn(vectors, turned, num_steps):  # type: ignore[no-untyped-def]
+    rows, tokens, length = vectors.shape
+    half = length // 2
+    here, there = np.empty((2, half), np.float32), np.empty((2, half), np.float32)
+    line, there_pairs = here.reshape(length), there.reshape(half, 2)
+    for row in range(rows):
+        for token in range(tokens):
+            for i in range(length):
+                line[i] = vectors[row, token, i]
+            for _ in range(num_steps):
+                for i in range(half):
+                    there_pairs[i, 0] = here[0, i] + here[1, i]
+                    there_pairs[i, 1] = here[0, i] - here[1, i]
+                here[:] = there
+            for i in range(length):
+                turned[row, token, i] = line[i]
+
+
+def _look_up(packed, wide_levels, num_steps, gain, signs, centre, out):  # type: ignore[no-untyped-def]
+    rows, tokens, length = out.shape
+    size, half = packed.shape[2], length // 2
+    here, there = np.empty((2, half), np.float32), np.empty((2, half), np.float32)
+    line, here_pairs, there_pairs = here.reshape(length), here.reshape(half, 2), there.reshape(half, 2)
+    found = line.view(wide_levels.dtype)
+    for row in range(rows):
+        for token in range(tokens):
+            for i in range(size):
+                found[i] = wide_levels[packed[row, token, i]]
+            for _ in range(num_steps // 2):
+                for i in range(half):
+                    there_pairs[i, 0] = here[0, i] + here[1, i]
+                    there_pairs[i, 1] = here[0, i] - here[1, i]
+                for i in range(half):
+                    here_pairs[i, 0] = there[0, i] + there[1, i]
+                    here_pairs[i, 1] = there[0, i] - there[1, i]
+            if num_steps % 2:
+                for i in range(half):
+                    there_pairs[i, 0] = here[0, i] + here[1, i]
+                    there_pairs[i, 1] = here[0, i] - here[1, i]
+                here[:] = there
+            factor = gain[row, token]
+            for i in range(length):
+                out[row, token, i] = line[i] * factor * signs[i] + centre[row, i]
+
+
+def _scale(packed, bits, low, scale, token_group, channel_group, out):  # type: ignore[no-untyped-def]
+    rows, tokens, length = out.shape
+    size, num_parts = packed.shape[2], low.shape[2]
+    mask = np.uint8((1 << bits) - 1)
+    codes = np.empty(size * (8 // bits), np.float32)
+    planes = codes.reshape(8 // bits, size)
+    for row in range(rows):
+        for token in range(tokens):
+            for place in range(8 // bits):
+                shift = np.uint8(bits * place)
+                for i in range(size):
+                    planes[place, i] = np.float32((packed[row, token, i] >> shift) & mask)
+            lows, scales = low[row, token // token_group], scale[row, token // token_group]
+            line = out[row, token]
+            if channel_group == 1:
+                for i in range(length):
+                    line[i] = codes[i] * scales[i] + lows[i]
+            else:
+                for part in range(num_parts):
+                    first, end = part * channel_group, min(length, (part + 1) * channel_group)
+                    factor, offset = scales[part], lows[part]
+                    run, source = line[first:end], codes[first:end]
+                    for i in range(end - first):
+                        run[i] = source[i] * factor + offset

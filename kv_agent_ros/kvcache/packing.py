@@ -1,0 +1,63 @@
+"""Codes of 8, 4 or 2 bits in bytes, no bit wasted but for an odd tail, and the scales beside them.
+
+Byte j of a row carries codes j, j + m, j + 2m … of it (m bytes a row), lowest bits first: both directions then work on
+contiguous runs.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from kv_agent_ros.errors import BadRequestError, StoreError
+from kv_agent_ros.kvcache.storage.base import ByteArray
+
+Codes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.uint16]  # upper halves of float32
+
+
+def packed_size(num_codes: int, bits: int) -> int:
+    """Bytes that a row of codes takes."""
+    if bits not in (2, 4, 8):
+        raise BadRequestError(f'bits of a code: expected 2, 4 or 8, got {bits}')
+    return -(-num_codes * bits // 8)
+
+
+def pack(codes: Codes, bits: int) -> Codes:
+    """(…, n) codes below 2**bits to (…, packed_size(n, bits)) bytes."""
+    num_bytes, per_byte = packed_size(codes.shape[-1], bits), 8 // bits
+    packed = np.zeros((*codes.shape[:-1], num_bytes), np.uint8)
+    for place in range(per_byte):
+        plane = codes[..., place * num_bytes : (place + 1) * num_bytes]
+        packed[..., : plane.shape[-1]] |= plane << np.uint8(bits * place)
+    return packed
+
+
+def unpack(packed: Codes, bits: int, num_codes: int) -> Codes:
+    """(…, packed_size(n, bits)) bytes to (…, n) codes."""
+    mask = np.uint8((1 << bits) - 1)
+    planes = [(packed >> np.uint8(bits * place)) & mask for place in range(8 // bits)]
+    return np.concatenate(planes, axis=-1)[..., :num_codes]
+
+
+def wide_above(values: Floats) -> Wide:
+    """The upper halves of float32 numbers (bfloat16), none below its number: range enough for any scale."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = np.where(values > 0, bits + np.uint32(0xFFFF), bits)  # towards zero is upwards for the others
+    return (rounded >> np.uint32(16)).astype(np.uint16)
+
+
+def narrow(wide: Wide) -> Floats:
+    """The numbers behind upper halves."""
+    return (wide.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def joined(*sections: npt.NDArray[np.generic]) -> ByteArray:
+    """The bytes of arrays, one after the other."""
+    return np.concatenate([np.ascontiguousarray(section).reshape(-1).view(np.uint8) for section in sections])
+
+
+def split(stored: ByteArray, sizes: list[int]) -> list[ByteArray]:
+    """The opposite of `joined`; raises StoreError when the sizes do not add up to what is stored."""
+    if len(stored) != sum(sizes):
+        raise StoreError(f'stored block: expected {sum(sizes)} bytes, got {len(stored)}')
+    return np.split(stored, np.cumsum(sizes[:-1]))

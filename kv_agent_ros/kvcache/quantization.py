@@ -1,0 +1,235 @@
+"""Keys and values with fewer bits: asymmetric groups, or a rotation with a codebook; every stored byte is counted.
+
+A quantizer turns rows of vectors (rows, tokens, channels), one row a KV head of a layer, into one run of bytes whose
+length follows from the shape, and back. Scales and norms lie beside the codes, so nothing else is needed to decode.
+Liu et al. 2024 (KIVI), Zandieh et al. 2025 (TurboQuant).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+import math
+from typing import Protocol
+
+import numpy as np
+
+from kv_agent_ros.errors import StoreError
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, best_arithmetic
+from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, unpack, wide_above
+from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
+from kv_agent_ros.kvcache.storage.base import ByteArray
+
+Shape = tuple[int, int, int]  # (rows, tokens, channels)
+
+LARGEST = 1e15  # the squares of larger numbers, summed, leave the range of float32
+SMALLEST = 1e-30  # steps and norms below count as none: their inverses leave it too
+STEPS_PER_OCTAVE = {4: 4, 8: 16}  # of a norm, by its bits
+
+
+class Quantizer(Protocol):
+    """One way to write rows of vectors."""
+
+    def num_bytes(self, shape: Shape) -> int:
+        """What `encode` returns for this shape, every scale included."""
+        ...
+
+    def encode(self, vectors: Floats) -> ByteArray:
+        """Raises StoreError for NaN, infinities and numbers beyond 1e15."""
+        ...
+
+    def decode(self, stored: ByteArray, out: Floats) -> None:
+        """Fill `out`, C-contiguous. Raises StoreError when `stored` has not the length for its shape."""
+        ...
+
+
+class Axis(Enum):
+    """Along what the elements of a group are neighbours."""
+
+    TOKENS = 1
+    """A group is one channel of some tokens: for keys, whose outliers stay in their channels."""
+    CHANNELS = 2
+    """A group is some channels of one token: for values, which have none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainQuantizer:
+    """Asymmetric groups, each with its least element and its step in 8 bits of the row's range; odd tails are groups.
+
+    `group` counts tokens or channels.
+    """
+
+    bits: int
+    axis: Axis
+    group: int
+    arithmetic: Callable[[], Arithmetic] = best_arithmetic
+
+    def num_bytes(self, shape: Shape) -> int:
+        return sum(self._sizes(shape))
+
+    def encode(self, vectors: Floats) -> ByteArray:
+        require_finite(vectors)
+        axis = self.axis.value
+        starts = np.arange(0, vectors.shape[axis], self.group)
+        low, high = np.minimum.reduceat(vectors, starts, axis), np.maximum.reduceat(vectors, starts, axis)
+        above_base = wide_above(-low.min((1, 2)))  # the base, negated: rounded away from every element
+        base = -narrow(above_base)[:, None, None]
+        low_range = wide_above((low - base).max((1, 2)))
+        low_codes = np.floor(_share(low - base, low_range)).astype(np.uint8)
+        low = _part(low_codes, low_range) + base
+        step = np.maximum(high - low, 0) / np.float32((1 << self.bits) - 1)
+        step_range = wide_above(step.max((1, 2)))
+        step_codes = np.ceil(_share(step, step_range)).astype(np.uint8)
+        codes = self._codes(vectors, low, _part(step_codes, step_range))
+        return joined(above_base, low_range, step_range, low_codes, step_codes, pack(codes, self.bits))
+
+    def decode(self, stored: ByteArray, out: Floats) -> None:
+        sections = split(stored, self._sizes(_shape(out)))
+        above_base, low_range, step_range = (section.view(np.uint16) for section in sections[:3])
+        low_codes, step_codes = (section.reshape(self._metadata_shape(_shape(out))) for section in sections[3:5])
+        low = _part(low_codes, low_range) - narrow(above_base)[:, None, None]
+        groups = (self.group, 1) if self.axis is Axis.TOKENS else (1, self.group)
+        packed = sections[5].reshape(*out.shape[:2], -1)
+        self.arithmetic().scale(packed, self.bits, low, _part(step_codes, step_range), groups, out)
+
+    def _codes(self, vectors: Floats, low: Floats, step: Floats) -> Codes:
+        places, axis = np.arange(vectors.shape[self.axis.value]) // self.group, self.axis.value
+        steps = (vectors - low.take(places, axis)) * _inverse(step).take(places, axis)
+        codes: Codes = np.clip(np.rint(steps), 0, (1 << self.bits) - 1).astype(np.uint8)
+        return codes
+
+    def _metadata_shape(self, shape: Shape) -> Shape:
+        rows, tokens, channels = shape
+        if self.axis is Axis.TOKENS:
+            return (rows, -(-tokens // self.group), channels)
+        return (rows, tokens, -(-channels // self.group))
+
+    def _sizes(self, shape: Shape) -> list[int]:
+        rows, tokens, channels = shape
+        num_groups = math.prod(self._metadata_shape(shape))
+        packed = rows * tokens * packed_size(channels, self.bits)
+        return [2 * rows, 2 * rows, 2 * rows, num_groups, num_groups, packed]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotatedQuantizer:
+    """A rotation, a norm per token in steps below the row's largest, and the best codebook for a Gaussian."""
+
+    bits: int
+    norm_bits: int  # 8: steps of 1/16 octave, 4: of 1/4 octave
+    arithmetic: Callable[[], Arithmetic] = best_arithmetic
+
+    def num_bytes(self, shape: Shape) -> int:
+        return sum(self._sizes(shape))
+
+    def encode(self, vectors: Floats) -> ByteArray:
+        require_finite(vectors)
+        channels = vectors.shape[2]
+        turned = self.arithmetic().turn(vectors * signs(channels))
+        norms = np.sqrt(np.einsum('rtc,rtc->rt', turned, turned) / np.float32(channels)) * _unit(channels)
+        reference = wide_above(norms.max(1))
+        norm_codes = _norm_codes(norms, reference, self.norm_bits)
+        inverse = _inverse(_norms(norm_codes, reference, self.norm_bits)) * _unit(channels)
+        codes = self.arithmetic().choose(turned, inverse, self.bits)
+        return joined(reference, pack(norm_codes, self.norm_bits), codes)
+
+    def decode(self, stored: ByteArray, out: Floats) -> None:
+        self.decode_around(np.zeros((out.shape[0], out.shape[2]), np.float32), stored, out)
+
+    def decode_around(self, centre: Floats, stored: ByteArray, out: Floats) -> None:
+        """As `decode`, with `centre` (rows, channels) added to every token."""
+        rows, tokens, channels = out.shape
+        reference, packed_norms, packed = split(stored, self._sizes((rows, tokens, channels)))
+        norm_codes = unpack(packed_norms.reshape(rows, -1), self.norm_bits, tokens)
+        gain = _norms(norm_codes, reference.view(np.uint16), self.norm_bits) * _unit(channels)
+        codes = packed.reshape(rows, tokens, -1)
+        self.arithmetic().look_up(codes, self.bits, gain, signs(channels), centre, out)
+
+    def _sizes(self, shape: Shape) -> list[int]:
+        rows, tokens, channels = shape
+        return [2 * rows, rows * packed_size(tokens, self.norm_bits), rows * tokens * packed_size(channels, self.bits)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CentredQuantizer:
+    """Each channel's mean over the tokens, which holds most of the energy of keys, and then the rest.
+
+    The rest is what is left of the mean as it will be decoded, so that the mean's own errors are coded with it.
+    """
+
+    mean: RotatedQuantizer
+    rest: RotatedQuantizer
+
+    def num_bytes(self, shape: Shape) -> int:
+        return sum(self._sizes(shape))
+
+    def encode(self, vectors: Floats) -> ByteArray:
+        require_finite(vectors)
+        mean = self.mean.encode(vectors.mean(1)[None])
+        return joined(mean, self.rest.encode(vectors - self._centre(mean, _shape(vectors))[:, None]))
+
+    def decode(self, stored: ByteArray, out: Floats) -> None:
+        mean, rest = split(stored, self._sizes(_shape(out)))
+        self.rest.decode_around(self._centre(mean, _shape(out)), rest, out)
+
+    def _centre(self, mean: ByteArray, shape: Shape) -> Floats:
+        centre = np.empty((1, shape[0], shape[2]), np.float32)
+        self.mean.decode(mean, centre)
+        return centre.reshape(shape[0], shape[2])
+
+    def _sizes(self, shape: Shape) -> list[int]:
+        rows, _, channels = shape
+        return [self.mean.num_bytes((1, rows, channels)), self.rest.num_bytes(shape)]
+
+
+def require_finite(vectors: Floats) -> None:
+    """Raises StoreError for NaN, infinities and numbers beyond 1e15: no scale can hold them."""
+    largest = max(abs(float(vectors.min(initial=0.0))), abs(float(vectors.max(initial=0.0))))
+    if not largest <= LARGEST:
+        raise StoreError(f'quantisation: expected finite numbers up to {LARGEST:g}, got {largest}')
+
+
+def _shape(vectors: Floats) -> Shape:
+    rows, tokens, channels = vectors.shape
+    return rows, tokens, channels
+
+
+def _unit(channels: int) -> np.float32:
+    """What makes the transform a rotation."""
+    return np.float32(rotation_width(channels) ** -0.5)
+
+
+def _inverse(scale: Floats) -> Floats:
+    """1 / scale, and 0 for the step of a constant group or the norm of a zero vector."""
+    return np.divide(1, scale, out=np.zeros_like(scale), where=scale > SMALLEST)
+
+
+def _share(values: Floats, largest: Wide) -> Floats:
+    """Values of each row as parts of 255 of its largest."""
+    shares: Floats = values * _inverse(narrow(largest) / np.float32(255))[:, None, None]
+    return np.minimum(shares, np.float32(255), out=shares)
+
+
+def _part(codes: Codes, largest: Wide) -> Floats:
+    values: Floats = codes * (narrow(largest) / np.float32(255))[:, None, None]
+    return values
+
+
+@cache
+def _norm_table(bits: int) -> Floats:
+    """(2**bits,) norms as shares of the largest; code 0 is no vector at all."""
+    top = (1 << bits) - 1
+    return np.array([0.0, *(2.0 ** ((code - top) / STEPS_PER_OCTAVE[bits]) for code in range(1, top + 1))], np.float32)
+
+
+def _norm_codes(norms: Floats, reference: Wide, bits: int) -> Codes:
+    """The nearest entry of the table for each of (rows, tokens) norms."""
+    table = _norm_table(bits)
+    shares = norms * _inverse(narrow(reference))[:, None]
+    codes: Codes = np.searchsorted((table[:-1] + table[1:]) / 2, shares).astype(np.uint8)
+    return codes
+
+
+def _norms(codes: Codes, reference: Wide, bits: int) -> Floats:
+    norms: Floats = _norm_table(bits)[codes] * narrow(reference)[:, None]
+    return norms
