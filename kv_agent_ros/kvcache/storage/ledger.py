@@ -12,10 +12,12 @@ from pathlib import Path
 import struct
 import threading
 
+from xxhash import xxh3_128_digest
+
 from kv_agent_ros.errors import ConfigError
 
 _FORMAT = b'kv_agent_ros/shared/2\n\0\0'
-_ENTRY = struct.Struct('<24s?QQd')  # format, whether somebody is changing it, the fields of Books
+_ENTRY = struct.Struct('<24s?QQd')  # format, whether somebody is changing it, the fields of Books; then a checksum
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,14 +76,14 @@ class SharedLedger:
             self._descriptor = -1
 
     def _read(self) -> Books:
-        entry = os.pread(self._descriptor, _ENTRY.size, 0)
-        if len(entry) < _ENTRY.size:
+        entry = os.pread(self._descriptor, _ENTRY.size + 16, 0)
+        if entry[_ENTRY.size :] != xxh3_128_digest(entry[: _ENTRY.size]):  # also of a file that was just made
             return self._count()
-        _, is_open, used_bytes, num_blocks, counted_s = _ENTRY.unpack(entry)
+        _, is_open, used_bytes, num_blocks, counted_s = _ENTRY.unpack_from(entry)
         if is_open:
             return self._count()
         return Books(used_bytes=used_bytes, num_blocks=num_blocks, counted_s=counted_s)
 
     def _write(self, books: Books, *, is_open: bool) -> None:
         entry = _ENTRY.pack(_FORMAT, is_open, max(0, books.used_bytes), max(0, books.num_blocks), books.counted_s)
-        os.pwrite(self._descriptor, entry, 0)
+        os.pwrite(self._descriptor, entry + xxh3_128_digest(entry), 0)
