@@ -7,11 +7,11 @@ of whole nodes as the unit of eviction.
 """
 
 from collections.abc import Iterator
-import heapq
 import itertools
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.eviction import EvictionPolicy, GhostList, Rank
+from kv_agent_ros.kvcache.eviction import EvictionPolicy, GhostList
+from kv_agent_ros.kvcache.eviction_queue import EvictionQueue
 from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath
 from kv_agent_ros.kvcache.radix_node import Node, root_node
 
@@ -48,13 +48,10 @@ class RadixPrefixCache:
 
     def __init__(self, policy: EvictionPolicy, num_ghosts: int = 0) -> None:
         """`num_ghosts` evicted blocks are remembered: one that comes back brings its number of uses."""
-        self._policy = policy
+        self._queue = EvictionQueue(policy)
         self._num_ghosts = num_ghosts
         self._ghosts = GhostList(num_ghosts)
         self._roots: dict[bytes, Node] = {}
-        self._unranked: list[Node] = []  # for the queue, when somebody evicts
-        self._queue: list[tuple[Rank, int, Node]] = []  # possibly with an old, lower rank
-        self._sequence = itertools.count()
         self._tick = 0
         self._num_blocks = 0
         self._num_locked_blocks = 0
@@ -147,21 +144,19 @@ class RadixPrefixCache:
     def evict(self, num_blocks: int) -> list[bytes]:
         """Remove up to `num_blocks` unlocked blocks, tails first, in the policy's order; returns their keys."""
         removed: list[bytes] = []
-        while len(removed) < num_blocks and (node := self._victim()) is not None:
-            heapq.heappop(self._queue)
-            node.is_queued = False
-            removed += self._remove_tail(node, self._num_before_next(node, num_blocks - len(removed)))
-            self._enqueue(node)
+        while len(removed) < num_blocks and (found := self._queue.take(num_blocks - len(removed))) is not None:
+            removed += self._remove_tail(*found)
+            self._enqueue(found[0])
         return removed
 
     def victim(self) -> TokenPath:
         """The path whose last block evict() would remove first; empty when it could remove nothing."""
-        node = self._victim()
+        node = self._queue.first()
         return TokenPath() if node is None else node.token_path()
 
     def victim_key(self) -> bytes:
         """Key of the block that evict() would remove first; empty when it could remove nothing."""
-        node = self._victim()
+        node = self._queue.first()
         return b'' if node is None else node.key(-1)
 
     def leaves(self) -> Iterator[TokenPath]:
@@ -187,10 +182,7 @@ class RadixPrefixCache:
 
     def reorder(self) -> None:
         """Ask the policy again about everything, after something lowered its ranks."""
-        self._queue = []
-        self._unranked = [node for node in self._nodes() if node.is_evictable]
-        for node in self._nodes():
-            node.is_queued = node.is_evictable
+        self._queue.rebuild(self._nodes())
 
     def all_keys(self) -> Iterator[bytes]:
         """Every block's key, in no particular order."""
@@ -202,8 +194,7 @@ class RadixPrefixCache:
 
     def check_integrity(self) -> None:
         """Raise StoreError when the tree contradicts itself."""
-        waiting = [*self._unranked, *(entry[2] for entry in self._queue)]
-        queued = {id(node) for node in waiting}
+        queued = {id(node) for node in self._queue.nodes()}
         num_blocks = num_locked = 0
         for node in self._nodes():
             num_blocks += node.num_blocks
@@ -220,25 +211,12 @@ class RadixPrefixCache:
             _require(node.is_queued == (id(node) in queued), 'queue flag differs from the queue')
             _require(node.is_queued or not node.is_evictable, 'an evictable leaf is not in the queue')
             _require(not node.is_doomed or node.num_locks > 0, 'a cut block without a lock')
-        _require(len(queued) == len(waiting), 'one node twice in the queue')
+        _require(len(queued) == len(self._queue), 'one node twice in the queue')
         keys = list(self.all_keys())
         _require(len(keys) == len(set(keys)), 'one key in two places')
         _require(
             (num_blocks, num_locked) == (self._num_blocks, self._num_locked_blocks), 'counters differ from the tree'
         )
-
-    def _victim(self) -> Node | None:
-        """The node at the head of the queue, when its rank is still true."""
-        self._rank_all()
-        while self._queue:
-            rank, _, node = self._queue[0]
-            if node.is_evictable and self._policy.rank(node.use()) == rank:
-                return node
-            heapq.heappop(self._queue)
-            node.is_queued = False
-            self._enqueue(node)
-            self._rank_all()
-        return None
 
     def _walk(self, path: TokenPath) -> tuple[Node, int, int]:
         """The deepest node that a prefix of the path reaches, how many of its blocks match, how many match in all."""
@@ -272,25 +250,9 @@ class RadixPrefixCache:
         ]
 
     def _enqueue(self, node: Node) -> None:
-        if not node.is_queued and node.is_evictable:
-            node.is_queued = True
-            self._unranked.append(node)
-            if len(self._queue) + len(self._unranked) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
-                self.reorder()
-
-    def _rank_all(self) -> None:
-        for node in self._unranked:
-            node.is_queued = node.is_evictable
-            if node.is_queued:
-                heapq.heappush(self._queue, (self._policy.rank(node.use()), next(self._sequence), node))
-        self._unranked.clear()
-
-    def _num_before_next(self, node: Node, limit: int) -> int:
-        """How many blocks go from the end of the first node in the queue before another node's turn comes."""
-        for number in range(1, min(limit, node.num_blocks)):
-            if self._queue and self._queue[0][0] < self._policy.rank(node.use(number)):
-                return number
-        return min(limit, node.num_blocks)
+        self._queue.push(node)
+        if len(self._queue) > 2 * self._num_blocks + _MAX_STALE_ENTRIES:
+            self.reorder()
 
     def _remove_tail(self, node: Node, num_blocks: int) -> list[bytes]:
         if num_blocks < node.num_blocks:
