@@ -5,9 +5,41 @@ they are, `storage.host.SegmentMap` maps them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
-from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
+from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, Tier, TokenArray, WriteLease
+
+
+class PrefetchPolicy(Enum):
+    """How long the caller waits."""
+
+    BEST_EFFORT = 'best_effort'
+    """Not at all; the rest goes on behind."""
+    WAIT_COMPLETE = 'wait_complete'
+    """Until all is there; when that takes too long, the rest goes on behind."""
+    TIMEOUT = 'timeout'
+    """Until all is there; when that takes too long, the rest is given up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefetched:
+    """What a prefetch has reached when its caller goes on."""
+
+    num_blocks: int  # of the prefix that are in memory now
+    is_complete: bool  # nothing more is on its way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixMatch:
+    """How much of a prompt would be served, and from where."""
+
+    sources: tuple[tuple[Tier, int], ...] = ()  # (tier, tokens), in the order of the prompt
+
+    @property
+    def matched_tokens(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.sources)
 
 
 class PrefixCache(Protocol):
@@ -41,6 +73,24 @@ class PrefixCache(Protocol):
         """End a read lease whose block number `num_good_blocks` does not have its checksum.
 
         That block and everything after it leave every tier.
+        """
+        ...
+
+    def prefetch(
+        self,
+        namespace: KVNamespace,
+        session: SessionKey,
+        tokens: TokenArray,
+        policy: PrefetchPolicy,
+        timeout_s: float,
+    ) -> Prefetched:
+        """Bring what `tokens` needs to memory ahead of its turn; without tokens, what the session used last."""
+        ...
+
+    def fork(self, source: SessionKey, session: SessionKey) -> int:
+        """A second session starts from the first one's prefix: a retry, a reflection, another candidate.
+
+        Returns how many blocks both refer to.
         """
         ...
 

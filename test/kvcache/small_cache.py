@@ -13,7 +13,7 @@ from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.base import BlockStore, ByteArray, checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SegmentMap, SharedArena
-from kv_agent_ros.kvcache.storage.tiered import BackingTier
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
 
 NAMESPACE = KVNamespace(
     model='tiny', revision='1', dtype='float32', num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=4
@@ -42,9 +42,8 @@ class Cache:
         self.now_s = 0.0
         self.events: list[KVEvent] = []
         self.disk = DiskStore.open(directory, disk_bytes)
-        self.ssd = BackingTier.open(
-            tier=Tier.SSD, store=wrap_store(self.disk), max_queued_transfers=max_queued_transfers
-        )
+        options = TierOptions(max_queued_transfers=max_queued_transfers)
+        self.ssd = BackingTier.open(tier=Tier.SSD, store=wrap_store(self.disk), options=options)
         sessions = SessionIndex()
         arena = SharedArena.create(dram_blocks * NAMESPACE.block_bytes)
         self.manager = KVCacheManager(
@@ -85,8 +84,13 @@ class Cache:
         assert self.manager.flush(30.0)
 
     def drop_dram(self) -> None:
-        """Evict everything that no lock holds from DRAM."""
-        self.manager.evict(1 << 40)
+        """Evict everything that no lock holds from DRAM, also what must be copied down first."""
+        for _ in range(100):
+            self.manager.evict(1 << 40)
+            assert self.ssd.flush(30.0)
+            if not self.manager.stats().tiers[0].evictable_bytes:
+                return
+        raise AssertionError('blocks come back to be copied for ever')
 
     def close(self) -> None:
         self.manager.close()

@@ -122,6 +122,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.cache.flush()
         self.cache.drop_dram()
         assert self.cache.manager.num_locks == 0
+        assert self.cache.manager.num_reserved_slots == 0
         assert self.cache.manager.stats().tiers[0].used_bytes == 0
         self.cache.close()
         self.place.cleanup()

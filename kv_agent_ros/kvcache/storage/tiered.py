@@ -1,140 +1,205 @@
-"""A tier below DRAM: a store, the tree of what it holds, and one thread that writes behind.
+"""A tier below memory: a store, the tree of what it holds, and one thread that writes behind.
 
-The tier above locks a path, hands it over as a `Transfer` and goes on; what is missing here is then copied, parents
-before children, so that no block is ever here without its prefix. The queue is bounded: what does not fit is not
-stored here, and counted.
+The tier above locks a path, hands it over as a `Transfer` and goes on; what is missing here is then encoded and copied,
+parents before children, so that no block is ever here without its prefix. What leaves goes to the tier below, if that
+one takes it. The queue is bounded; what does not fit stays with the giver.
 """
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+import contextlib
+from dataclasses import dataclass, field
 import logging
 import threading
 
-from kv_agent_ros.kvcache.block import Tier, TierUsage
-from kv_agent_ros.kvcache.eviction import LruPolicy
-from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath
+import numpy as np
+
+from kv_agent_ros.errors import StoreError
+from kv_agent_ros.kvcache.block import BlockLayout, EventKind, Tier, TierUsage
+from kv_agent_ros.kvcache.codec import CodecBook, ExactBook
+from kv_agent_ros.kvcache.eviction import EvictionPolicy, LruPolicy
+from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult
+from kv_agent_ros.kvcache.storage.encoding import decoded, encoding
+from kv_agent_ros.kvcache.storage.found_paths import find_paths
+from kv_agent_ros.kvcache.storage.transfer import LoadedBlock, ReadBlock, TierChange, Transfer, TransferResult
+from kv_agent_ros.kvcache.worker import Worker
+from kv_agent_ros.kvcache.write_policy import WritePolicy
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TransferResult:
-    """What a transfer did: blocks that arrived, blocks that made room, and how far the path is here now."""
+class TierOptions:
+    """What a tier does with blocks."""
 
-    stored: tuple[bytes, ...] = ()
-    evicted: tuple[bytes, ...] = ()
-    num_present: int = 0
-    last: PutResult = PutResult.STORED
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Transfer:
-    """A path to be copied down. The giver keeps its bytes in place until `done` is called, once, by any thread."""
-
-    path: TokenPath
-    keys: tuple[bytes, ...]
-    read: Callable[[bytes], tuple[BlockRecord, ByteArray]]
-    done: Callable[['Transfer', TransferResult], None]
-    lock: PathLock  # the giver's
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    eviction: EvictionPolicy = field(default_factory=LruPolicy)
+    codecs: CodecBook = field(default_factory=ExactBook)
+    max_queued_transfers: int = 64
 
 
 class BackingTier:
-    """One lower tier. Thread-safe; calls `Transfer.read` and `Transfer.done` without holding its lock."""
+    """One lower tier. Thread-safe; calls `Transfer.read` and `Transfer.done` without holding its lock.
 
-    def __init__(self, *, tier: Tier, store: BlockStore, max_queued_transfers: int = 64) -> None:
+    Those of the tiers `below` whose policy is WRITE_BACK get what leaves this one.
+    """
+
+    def __init__(
+        self,
+        *,
+        tier: Tier,
+        store: BlockStore,
+        options: TierOptions = TierOptions(),
+        below: 'Sequence[BackingTier]' = (),
+    ) -> None:
         self.tier = tier
+        self.write_policy = options.write_policy
         self._store = store
-        self._max_queued_transfers = max_queued_transfers
-        self._tree = RadixPrefixCache(LruPolicy())
-        self._changed = threading.Condition()
-        self._queue: deque[Transfer] = deque()
-        self._worker = threading.Thread(target=self._work, name=f'kv-{tier.value}', daemon=True)
-        self._num_running = 0
+        self._options = options
+        self._below = tuple(lower for lower in below if lower.write_policy is WritePolicy.WRITE_BACK)
+        self._tree = RadixPrefixCache(options.eviction)
+        self._lock = threading.Lock()  # guards the tree and the books
+        self._writing = threading.Lock()  # one writer at a time; taken before the lock, and before those of tiers below
+        self._locks: set[PathLock] = set()
+        self._worker = Worker(name=f'kv-{tier.value}', work=self._transfer, max_queued=options.max_queued_transfers)
         self._epoch = 0
-        self._is_closing = False
+        self._changes: list[TierChange] = []
         self._num_hits = self._num_evictions = self._num_errors = 0
+        self._read_bytes = self._written_bytes = 0
 
     @classmethod
-    def open(cls, *, tier: Tier, store: BlockStore, max_queued_transfers: int = 64) -> 'BackingTier':
+    def open(
+        cls,
+        *,
+        tier: Tier,
+        store: BlockStore,
+        options: TierOptions = TierOptions(),
+        below: 'Sequence[BackingTier]' = (),
+    ) -> 'BackingTier':
         """A tier that knows again what its store holds; blocks without their prefix are deleted."""
-        opened = cls(tier=tier, store=store, max_queued_transfers=max_queued_transfers)
+        opened = cls(tier=tier, store=store, options=options, below=below)
         opened._rebuild()
         return opened
 
+    def match(self, path: TokenPath) -> int:
+        """Number of blocks in the longest prefix of the path that is here; changes nothing."""
+        with self._lock:
+            return self._tree.match(path)
+
     def lock(self, path: TokenPath) -> PathLock:
         """Lock the longest prefix of the path that is here and count one use of it."""
-        with self._changed:
-            return self._tree.lock(path)
+        with self._lock:
+            lock = self._tree.lock(path)
+            self._locks.add(lock)
+        return lock
 
     def unlock(self, lock: PathLock) -> None:
         """End a lock; idempotent."""
-        with self._changed:
+        with self._lock:
+            self._locks.discard(lock)
             gone = self._tree.unlock(lock)
+            self._note(EventKind.REMOVED, gone)
         self._delete(gone)
 
-    def load(self, key: bytes, out: ByteArray) -> BlockRecord | None:
-        """Fill `out` with a locked block's verified bytes; None when they are lost, then call cut()."""
-        record = self._store.get(key, out)
-        with self._changed:
-            self._num_hits += record is not None
-        return record
+    def load(self, key: bytes, layout: BlockLayout, out: ByteArray) -> LoadedBlock | None:
+        """Fill `out` with a locked block, verified and decoded.
+
+        None when it cannot be had now; it is lost when has() denies it too, then call cut().
+        """
+        try:
+            record = self._store.get(key, out)
+            if record is None:
+                return None
+            loaded = decoded(self._options.codecs, record, layout, out)
+        except (StoreError, OSError) as error:
+            _log.warning('%s tier: block %s cannot be read (%s)', self.tier.value, key.hex()[:12], error)
+            with self._lock:
+                self._num_errors += 1
+            if isinstance(error, StoreError):
+                self._delete([key])
+            return None
+        with self._lock:
+            self._num_hits += 1
+            self._read_bytes += record.length_bytes
+        return loaded
 
     def cut(self, path: TokenPath, num_kept: int) -> None:
         """Forget block number `num_kept` of this path and everything after it."""
-        with self._changed:
+        with self._lock:
             gone = self._tree.cut(path, num_kept)
+            self._note(EventKind.REMOVED, gone)
         self._delete(gone)
 
     def has(self, key: bytes) -> bool:
         """Whether the bytes of this block are here."""
         return self._store.size_bytes(key) > 0
 
+    def sizes(self, keys: tuple[bytes, ...]) -> list[int]:
+        """What each of these blocks occupies."""
+        return [self._store.size_bytes(key) for key in keys]
+
+    def all_keys(self) -> tuple[bytes, ...]:
+        """All blocks, in no particular order."""
+        with self._lock:
+            return tuple(self._tree.all_keys())
+
+    def take_changes(self) -> list[TierChange]:
+        """What came and what left since the last call, in order; clear() is not told."""
+        with self._lock:
+            changes, self._changes = self._changes, []
+        return changes
+
     def submit(self, transfer: Transfer) -> bool:
         """Queue a transfer; False when the queue is full, and then `done` is never called."""
-        with self._changed:
-            if self._is_closing or len(self._queue) >= self._max_queued_transfers:
+        with self._lock:
+            epoch = self._epoch
+        is_queued = self._worker.submit((transfer, epoch))
+        if not is_queued:
+            with self._lock:
                 self._num_errors += 1
-                return False
-            self._queue.append(transfer)
-            self._changed.notify_all()
-            if not self._worker.is_alive():
-                self._start_worker()
-        return True
+        return is_queued
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is written; False when that takes longer."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._num_running, timeout_s)
+        return self._worker.flush(timeout_s)
 
     def clear(self) -> tuple[Transfer, ...]:
         """Forget everything; returns the transfers that were dropped, whose `done` is never called."""
-        with self._changed:
+        with self._lock:
             self._epoch += 1
-            dropped = tuple(self._queue)
-            self._queue.clear()
+            self._changes = []
             gone = self._tree.clear()
-            self._changed.notify_all()
+        dropped = self._worker.drop()
         self._delete(gone)
-        return dropped
+        return tuple(transfer for transfer, _ in dropped)
 
     def usage(self) -> TierUsage:
         """The books; errors count lost workers and refused transfers too."""
         store = self._store.usage()
-        with self._changed:
-            locked_bytes = sum(self._store.size_bytes(key) for key in self._tree.locked_keys())
-            return TierUsage(
-                tier=self.tier,
-                capacity_bytes=store.capacity_bytes,
-                used_bytes=store.used_bytes,
-                evictable_bytes=max(0, store.used_bytes - locked_bytes),
-                num_blocks=store.num_blocks,
-                num_hits=self._num_hits,
-                num_evictions=self._num_evictions,
-                num_errors=store.num_errors + self._num_errors,
-            )
+        with self._lock:
+            locked = {key for lock in self._locks for key in lock.keys}
+            num_errors = store.num_errors + self._num_errors + self._worker.num_deaths
+            num_hits, num_evictions = self._num_hits, self._num_evictions
+            read_bytes, written_bytes = self._read_bytes, self._written_bytes
+        return TierUsage(
+            tier=self.tier,
+            capacity_bytes=store.capacity_bytes,
+            used_bytes=store.used_bytes,
+            evictable_bytes=max(0, store.used_bytes - sum(self._store.size_bytes(key) for key in locked)),
+            num_blocks=store.num_blocks,
+            num_hits=num_hits,
+            num_evictions=num_evictions,
+            num_errors=num_errors,
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            is_degraded=store.is_degraded,
+        )
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the store fails or hangs now; then everything in it is a miss."""
+        return self._store.usage().is_degraded
 
     @property
     def num_corrupt(self) -> int:
@@ -143,115 +208,110 @@ class BackingTier:
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued, stop, close the store; False when the queue could not be written in time."""
-        is_flushed = self.flush(timeout_s)
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-            is_started = self._worker.ident is not None
-        if is_started:
-            self._worker.join(timeout_s)
+        is_flushed = self._worker.close(timeout_s)
         self._store.close()
         return is_flushed
 
     def check_integrity(self) -> None:
         """Raise StoreError when the tree contradicts itself."""
-        with self._changed:
+        with self._lock:
             self._tree.check_integrity()
 
-    def _start_worker(self) -> None:
-        if self._worker.ident is not None:  # it ran and is dead: a defect, but not the end of the tier
-            self._num_errors += 1
-            self._worker = threading.Thread(target=self._work, name=self._worker.name, daemon=True)
-        self._worker.start()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_closing)
-                if not self._queue:
-                    return
-                transfer = self._queue.popleft()
-                self._num_running += 1
-                epoch = self._epoch
-            result = TransferResult(last=PutResult.FAILED)
-            try:
-                result = self._write(transfer, epoch)
-            finally:
-                self._finish(transfer, result)
-
-    def _finish(self, transfer: Transfer, result: TransferResult) -> None:
+    def _transfer(self, job: tuple[Transfer, int]) -> None:
+        transfer, epoch = job
+        result = TransferResult()
         try:
-            transfer.done(transfer, result)
+            with self._writing:
+                self._write(transfer.path, transfer.keys, encoding(transfer, self._options.codecs), epoch, result)
         finally:
-            with self._changed:
-                self._num_running -= 1
-                self._changed.notify_all()
+            transfer.done(transfer, result)
 
-    def _write(self, transfer: Transfer, epoch: int) -> TransferResult:
-        with self._changed:
-            held = self._tree.hold(transfer.path)
-        stored: list[bytes] = []
-        evicted: list[bytes] = []
-        last = PutResult.STORED
-        for key in transfer.keys[held.num_blocks :]:
-            last = self._put(*transfer.read(key), evicted)
-            if last is not PutResult.STORED:
-                break
-            stored.append(key)
-        end = held.num_blocks + len(stored)
-        with self._changed:
-            num_added = self._tree.insert(transfer.path.head(end)) if epoch == self._epoch else 0
+    def _absorb(self, path: TokenPath, read: ReadBlock) -> None:
+        """Take what leaves the tier above, in the bytes that it was stored in there."""
+        with self._lock:
+            epoch = self._epoch
+        with self._writing:
+            self._write(path, path.keys(), read, epoch, TransferResult())
+
+    def _write(
+        self, path: TokenPath, keys: tuple[bytes, ...], read: ReadBlock, epoch: int, result: TransferResult
+    ) -> None:
+        """Copy what is missing of a path, as far as `read` gives blocks and there is room."""
+        with self._lock:
+            held = self._tree.hold(path)
+            self._locks.add(held)
+        result.num_present, result.last = held.num_blocks, PutResult.STORED
+        try:
+            for key in keys[held.num_blocks :]:
+                result.last = PutResult.FAILED
+                record, value = read(key)
+                result.last = self._put(record, value)
+                if result.last is not PutResult.STORED:
+                    break
+                result.num_present += 1
+                self._written_bytes += record.length_bytes
+        finally:
+            self._admit(path, keys, held, epoch, result)
+
+    def _admit(
+        self, path: TokenPath, keys: tuple[bytes, ...], held: PathLock, epoch: int, result: TransferResult
+    ) -> None:
+        """Show what was written in the tree; what cannot be shown any more is deleted."""
+        end = result.num_present
+        with self._lock:
+            num_added = self._tree.insert(path.head(end)) if epoch == self._epoch else 0
+            self._locks.discard(held)
             gone = self._tree.unlock(held)
-        added = transfer.keys[end - num_added : end]
-        self._delete(gone + [key for key in stored if key not in added])
-        return TransferResult(stored=added, evicted=tuple(evicted), num_present=end, last=last)
+            added = keys[end - num_added : end]
+            self._note(EventKind.STORED, added)
+            self._note(EventKind.REMOVED, gone)
+        self._delete([*gone, *(key for key in keys[held.num_blocks : end] if key not in added)])
 
-    def _put(self, record: BlockRecord, value: ByteArray, evicted: list[bytes]) -> PutResult:
-        while True:
-            result = self._store.put(record, value)
-            if result is not PutResult.FULL:
-                return result
-            victims = self._evict_one()
-            if not victims:
-                return result
-            evicted += victims
+    def _put(self, record: BlockRecord, value: ByteArray) -> PutResult:
+        while (result := self._store.put(record, value)) is PutResult.FULL and self._evict_one():
+            pass
+        return result
 
-    def _evict_one(self) -> list[bytes]:
-        with self._changed:
-            victims = self._tree.evict(1)
-            self._num_evictions += len(victims)
-        self._delete(victims)
-        return victims
+    def _evict_one(self) -> bool:
+        with self._lock:
+            path = self._tree.victim()
+        if not path.num_blocks:
+            return False
+        for lower in self._below:
+            self._pass_down(path, lower)
+        with self._lock:
+            gone = self._tree.cut(path, path.num_blocks - 1)
+            self._num_evictions += 1
+            self._note(EventKind.REMOVED, gone)
+        self._delete(gone)
+        return True
 
-    def _delete(self, keys: list[bytes]) -> None:
+    def _pass_down(self, path: TokenPath, lower: 'BackingTier') -> None:
+        with contextlib.suppress(StoreError):  # it cannot be read: lost here, and not below either
+            lower._absorb(path, self._read_stored)
+
+    def _read_stored(self, key: bytes) -> tuple[BlockRecord, ByteArray]:
+        buffer = np.empty(self._store.size_bytes(key), dtype=np.uint8)
+        record = self._store.get(key, buffer)
+        if record is None:
+            raise StoreError(f'{self.tier.value} tier: block {key.hex()[:12]} cannot be read')
+        return record, buffer[: record.length_bytes]
+
+    def _note(self, kind: EventKind, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._changes.append(TierChange(kind=kind, tier=self.tier, keys=tuple(keys)))
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             self._store.delete(key)
 
     def _rebuild(self) -> None:
-        records = list(self._store.records())
-        by_key = {record.key: record for record in records}
-        parents = {record.parent_key for record in records}
-        reached: set[bytes] = set()
-        for record in records:  # longest unused first, so that the tree learns the order of use
-            if record.key not in parents:
-                reached.update(self._insert_path(by_key, record))
-        orphans = [record.key for record in records if record.key not in reached]
+        paths, orphans = find_paths(list(self._store.records()))
+        for path in paths:  # longest unused first, so that the tree learns the order of use
+            self._tree.insert(path)
         if orphans:
             _log.warning('%s tier: %d blocks without their prefix deleted', self.tier.value, len(orphans))
         self._delete(orphans)
         while (usage := self._store.usage()).used_bytes > usage.capacity_bytes and self._evict_one():
             pass
         _log.info('%s tier: %d blocks found', self.tier.value, self._tree.num_blocks)
-
-    def _insert_path(self, by_key: dict[bytes, BlockRecord], leaf: BlockRecord) -> tuple[bytes, ...]:
-        """Insert the path that ends at `leaf`, or its longest prefix that is complete; returns its keys."""
-        path = [leaf]
-        while path[-1].parent_key in by_key:
-            path.append(by_key[path[-1].parent_key])
-        if path[-1].parent_key != leaf.root:
-            return ()
-        path.reverse()
-        keys = tuple(record.key for record in path)
-        tokens = b''.join(record.tokens for record in path)
-        self._tree.insert(TokenPath(root=leaf.root, tokens=tokens, block_tokens=len(leaf.tokens) // TOKEN_BYTES))
-        return keys

@@ -7,13 +7,14 @@ import threading
 import numpy as np
 import pytest
 
-from kv_agent_ros.kvcache.block import BlockLayout, Tier
+from kv_agent_ros.kvcache.block import BlockLayout, EventKind, Tier
 from kv_agent_ros.kvcache.eviction import LruPolicy
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
-from kv_agent_ros.kvcache.storage.tiered import BackingTier, Transfer, TransferResult
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
+from kv_agent_ros.kvcache.storage.transfer import Transfer, TransferResult
 
 VALUE = np.zeros(64, dtype=np.uint8)
 LAYOUT = BlockLayout(shape=(2, 1, 1, 4, 8), dtype='uint8')
@@ -87,7 +88,9 @@ def make(store: GatedStore) -> Iterator[Callable[[int], BackingTier]]:
     tiers: list[BackingTier] = []
 
     def open_tier(max_queued_transfers: int) -> BackingTier:
-        tiers.append(BackingTier(tier=Tier.SSD, store=store, max_queued_transfers=max_queued_transfers))
+        tiers.append(
+            BackingTier(tier=Tier.SSD, store=store, options=TierOptions(max_queued_transfers=max_queued_transfers))
+        )
         return tiers[-1]
 
     yield open_tier
@@ -131,7 +134,6 @@ def test_worker_that_dies_is_replaced_and_counted(
     store.gate.set()
     tier.submit(replace(giver.transfer(1), read=read_with_a_defect))
     assert deaths.wait(10.0)
-    tier._worker.join(10.0)
     assert tier.submit(giver.transfer(1, 2))
     assert tier.flush(10.0)
     assert [result.num_present for result in giver.results] == [0, 2]
@@ -144,7 +146,8 @@ def test_full_store_makes_room_by_evicting_tails(make: Callable[[int], BackingTi
     for blocks in ((1, 2, 3, 4), (5, 6, 7, 8), (9, 10)):
         tier.submit(giver.transfer(*blocks))
     assert tier.flush(10.0)
-    assert giver.results[2].evicted == (giver.transfer(1, 2, 3, 4).keys[3], giver.transfer(1, 2, 3).keys[2])
+    removed = [key for change in tier.take_changes() if change.kind is EventKind.REMOVED for key in change.keys]
+    assert removed == [giver.transfer(1, 2, 3, 4).keys[3], giver.transfer(1, 2, 3).keys[2]]
     assert len(tier.lock(giver.transfer(1, 2, 3, 4).path).keys) == 2
 
 
@@ -182,6 +185,7 @@ def test_close_writes_what_is_queued(store: GatedStore) -> None:
 
 
 def test_unused_tier_closes_without_ever_having_had_a_thread(store: GatedStore) -> None:
+    num_threads = threading.active_count()
     tier = BackingTier(tier=Tier.SSD, store=store)
+    assert threading.active_count() == num_threads
     assert tier.close(1.0)
-    assert not tier._worker.is_alive()

@@ -1,0 +1,114 @@
+"""What one lock guards: the blocks in memory, who may touch them, and who is told.
+
+The front door, promotion, demotion and prefetch share one of these. They call lower tiers and listeners without it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+import threading
+
+from kv_agent_ros.kvcache.block import EventKind, SessionKey, Tier
+from kv_agent_ros.kvcache.cost_model import CostModel
+from kv_agent_ros.kvcache.dram_tier import DramTier
+from kv_agent_ros.kvcache.events import NOBODY, EventListener, EventLog
+from kv_agent_ros.kvcache.leases import HeldLease, LeaseBook
+from kv_agent_ros.kvcache.pins import PinBoard
+from kv_agent_ros.kvcache.session_index import SessionIndex
+from kv_agent_ros.kvcache.storage.tiered import BackingTier
+
+
+class CacheBooks:
+    """Change them within owned() only."""
+
+    def __init__(
+        self,
+        *,
+        dram: DramTier,
+        sessions: SessionIndex,
+        backing: Sequence[BackingTier],
+        leases: LeaseBook,
+        costs: CostModel,
+        clock: Callable[[], float],
+        listener: EventListener,
+    ) -> None:
+        self.dram = dram
+        self.sessions = sessions
+        self.backing = tuple(backing)
+        self.leases = leases
+        self.costs = costs
+        self.pins = PinBoard(dram)
+        self.clock = clock
+        self.epoch = 0  # counts clear()
+        self._events = EventLog(listener)
+        self._lock = threading.Lock()
+        self._present = {key for tier in backing for key in tier.all_keys()}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that at least one tier has, each counted once."""
+        return len(self._present)
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """The lock, with what timed out ended before and what left the cache made known after."""
+        with self._lock:
+            self._end_expired(self.clock())
+            try:
+                yield
+            finally:
+                self._settle()
+        self._events.deliver()
+
+    def note_stored(
+        self, kind: EventKind, keys: Sequence[bytes], tier: Tier = Tier.DRAM, session: SessionKey = NOBODY
+    ) -> None:
+        """A tier has these blocks now."""
+        self._present.update(keys)
+        self._events.note(kind, keys, tier, session)
+
+    def note_removed(self, keys: Sequence[bytes], tier: Tier) -> None:
+        """A tier does not have these blocks any more. Sessions refer to a block as long as any tier has it."""
+        self._events.note(EventKind.REMOVED, keys, tier)
+        gone = [key for key in keys if not self.dram.has(key) and not any(lower.has(key) for lower in self.backing)]
+        self._present.difference_update(gone)
+        self.sessions.forget_blocks(gone)
+
+    def note_cleared(self) -> None:
+        """No tier has anything, except what readers still hold in memory."""
+        gone = [key for key in self._present if not self.dram.has(key)]
+        self._present.difference_update(gone)
+        self.sessions.forget_blocks(gone)
+        self._events.note(EventKind.CLEARED, ())
+
+    def end_session(self, session: SessionKey) -> int:
+        """Drop the session's pin and references; returns how many references there were."""
+        self.pins.unpin(session)
+        num_blocks = self.sessions.end(session)
+        if num_blocks:
+            self.dram.reorder()
+        return num_blocks
+
+    def end_lease(self, lease: HeldLease) -> None:
+        """Its holder does not touch its blocks any more."""
+        self.dram.cancel(lease.slots)
+        self.dram.unlock(lease.lock)
+
+    def _end_expired(self, at_s: float) -> None:
+        for lease in self.leases.take_expired(at_s):
+            self.dram.unlock(lease.lock)
+        self.dram.cancel(self.leases.take_rested(at_s))
+        self.pins.end_expired(at_s)
+
+    def _settle(self) -> None:
+        surplus = self.sessions.drop_surplus()
+        for session in surplus:
+            self.pins.unpin(session)
+        if surplus:
+            self.dram.reorder()
+        self.note_removed(self.dram.take_removed(), Tier.DRAM)
+        for tier in self.backing:
+            for change in tier.take_changes():
+                if change.kind is EventKind.REMOVED:
+                    self.note_removed(change.keys, change.tier)
+                else:
+                    self.note_stored(change.kind, change.keys, change.tier)
