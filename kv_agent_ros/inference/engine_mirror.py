@@ -1,0 +1,169 @@
+"""What an engine has cached, as its events tell it: a copy of its index without the tensors.
+
+Knows no sockets. Blocks whose parent was never told are kept apart until it is, so that a prefix is never said to be
+longer than what is known from its first token on.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from kv_agent_ros.kvcache.block import Tier, TokenArray
+from kv_agent_ros.kvcache.event_wire import AllCleared, BlocksRemoved, BlocksStored, WireEvent
+
+Parent = int | str  # a block's hash, or the cache salt of a prefix's first block
+
+
+class MirrorState(Enum):
+    """How far the mirror can be trusted."""
+
+    WAITING = 'waiting'
+    """Nothing was heard of the engine yet."""
+    SYNCED = 'synced'
+    """Every event since the engine's start, or since it was cleared, has been applied."""
+    DEGRADED = 'degraded'
+    """Events are missing: what it says is cached may be gone, and more may be cached than it says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorStats:
+    """The mirror's books."""
+
+    state: MirrorState
+    num_blocks: int  # reachable from the first token on
+    num_orphans: int  # blocks whose parent is not known
+    blocks_by_tier: dict[Tier, int]
+    num_events: int
+    num_resyncs: int  # how often events were missing
+
+
+@dataclass(slots=True)
+class _Block:
+    parent: Parent
+    tokens: bytes
+    tiers: set[Tier]
+
+
+class EngineMirror:
+    """One engine's index. Not thread-safe: its owner guards it."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._children: dict[Parent, dict[bytes, set[int]]] = {}
+        self._state = MirrorState.WAITING
+        self._block_tokens = 1
+        self._num_events = 0
+        self._num_resyncs = 0
+
+    @property
+    def state(self) -> MirrorState:
+        return self._state
+
+    def apply(self, event: WireEvent) -> None:
+        """One change, in the engine's order."""
+        self._num_events += 1
+        match event:
+            case AllCleared():
+                self.clear()
+                self.mark_synced()
+            case BlocksRemoved():
+                for block_hash in event.block_hashes:
+                    self._remove(block_hash, event.tier)
+            case BlocksStored():
+                self._store(event)
+
+    def clear(self) -> None:
+        """Forget every block: the engine has started anew."""
+        self._blocks.clear()
+        self._children.clear()
+
+    def mark_synced(self) -> None:
+        """Nothing is missing."""
+        self._state = MirrorState.SYNCED
+
+    def mark_degraded(self) -> None:
+        """Events were missed."""
+        self._num_resyncs += self._state is not MirrorState.DEGRADED
+        self._state = MirrorState.DEGRADED
+
+    def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str) -> int:
+        """How many tokens from the first on the engine holds in some tier for that tenant."""
+        array = np.ascontiguousarray(tokens, dtype='<i4')
+        size, matched = self._block_tokens, 0
+        candidates: set[Parent] = {cache_salt}
+        while matched + size <= len(array):
+            run = array[matched : matched + size].tobytes()
+            candidates = {child for one in candidates for child in self._children.get(one, {}).get(run, ())}
+            if not candidates:
+                break
+            matched += size
+        return matched
+
+    def stats(self) -> MirrorStats:
+        """The books now; O(number of blocks)."""
+        reachable = self._reachable()
+        tiers = Counter(tier for block_hash in reachable for tier in self._blocks[block_hash].tiers)
+        return MirrorStats(
+            state=self._state,
+            num_blocks=len(reachable),
+            num_orphans=len(self._blocks) - len(reachable),
+            blocks_by_tier=dict(tiers),
+            num_events=self._num_events,
+            num_resyncs=self._num_resyncs,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where the two indices do not say the same."""
+        linked = {child for runs in self._children.values() for run in runs.values() for child in run}
+        assert linked == set(self._blocks), 'children: expected exactly the known blocks'
+        for block_hash, block in self._blocks.items():
+            assert block.tiers, f'block {block_hash}: expected a tier, got none'
+            assert block_hash in self._children[block.parent][block.tokens], f'block {block_hash}: not under its parent'
+
+    def _store(self, event: BlocksStored) -> None:
+        self._block_tokens = event.block_tokens
+        tokens = np.asarray(event.token_ids, dtype='<i4').tobytes()
+        size = 4 * event.block_tokens
+        parent: Parent = event.parent_hash or event.cache_salt
+        for number, block_hash in enumerate(event.block_hashes):
+            run = tokens[number * size : (number + 1) * size]
+            known = self._blocks.get(block_hash)
+            if known is not None and (known.parent, known.tokens) == (parent, run):
+                known.tiers.add(event.tier)
+            else:
+                self._forget(block_hash)
+                self._blocks[block_hash] = _Block(parent=parent, tokens=run, tiers={event.tier})
+                self._children.setdefault(parent, {}).setdefault(run, set()).add(block_hash)
+            parent = block_hash
+
+    def _remove(self, block_hash: int, tier: Tier) -> None:
+        block = self._blocks.get(block_hash)
+        if block is None:
+            return  # removed before we listened, or told twice
+        block.tiers.discard(tier)
+        if not block.tiers:
+            self._forget(block_hash)
+
+    def _forget(self, block_hash: int) -> None:
+        block = self._blocks.pop(block_hash, None)
+        if block is None:
+            return
+        runs = self._children[block.parent]
+        runs[block.tokens].discard(block_hash)
+        if not runs[block.tokens]:
+            del runs[block.tokens]
+        if not runs:
+            del self._children[block.parent]
+
+    def _reachable(self) -> set[int]:
+        reachable: set[int] = set()
+        queue: list[Parent] = [parent for parent in self._children if isinstance(parent, str)]
+        while queue:
+            for run in self._children.get(queue.pop(), {}).values():
+                fresh = run - reachable
+                reachable |= fresh
+                queue.extend(fresh)
+        return reachable

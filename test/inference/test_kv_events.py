@@ -1,0 +1,322 @@
+"""Following an engine's events: real ZMQ sockets, and publishers that lose, repeat, restart and lie."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import ConfigError
+from kv_agent_ros.inference.engine_mirror import MirrorState
+from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, Replay, ZmqReplay
+from kv_agent_ros.kvcache.block import EventKind, KVEvent, KVNamespace, Tier, block_keys
+from kv_agent_ros.kvcache.event_stream import EventStream
+
+WAIT_S = 10.0
+
+
+def bound(kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    """A socket at an endpoint that another one may just be leaving."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(kind)
+    deadline = Deadline(WAIT_S)
+    while True:
+        try:
+            socket.bind(endpoint)
+            return socket
+        except zmq.ZMQError:
+            assert not deadline.wait(0.02), endpoint
+
+
+class Engine:
+    """A publisher of this test with SGLang's frames: counts from 0, keeps what it sent, and can lose messages."""
+
+    def __init__(
+        self, stack: ExitStack, endpoints: tuple[str, str] = ('tcp://127.0.0.1:*',) * 2, num_kept: int = 1000
+    ) -> None:
+        self._publisher = bound(zmq.PUB, endpoints[0])
+        self._router = bound(zmq.ROUTER, endpoints[1])
+        self._kept: list[tuple[int, bytes]] = []
+        self._num_kept = num_kept
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+        self._thread.start()
+        self.answers = True
+        self.sequence = 0
+        self.at_s = 1.0
+        stack.callback(self.end)
+
+    @property
+    def endpoint(self) -> str:
+        return self._publisher.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def replay_endpoint(self) -> str:
+        return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def say(self, *events: object, is_lost: bool = False) -> None:
+        """Publish one batch, or only keep it for those who ask."""
+        payload = msgspec.msgpack.encode([self.at_s, list(events), 0])
+        self._kept = [*self._kept, (self.sequence, payload)][-self._num_kept :]
+        if not is_lost:
+            self._publisher.send_multipart([b'kv', self.sequence.to_bytes(8, 'big'), payload])
+        self.sequence += 1
+        self.at_s += 1.0
+
+    def say_bytes(self, *frames: bytes) -> None:
+        self._publisher.send_multipart(list(frames))
+
+    def restart(self) -> None:
+        """Another life: nothing kept, counting from 0, on the same sockets."""
+        self._kept = []
+        self.sequence = 0
+        self.at_s += 100.0
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+        self._publisher.close(0)
+        self._router.close(0)
+
+    def _repeat(self) -> None:
+        while not self._ended.is_set():
+            if not self._router.poll(10):
+                continue
+            client, _, first = self._router.recv_multipart()
+            if not self.answers:
+                continue
+            for sequence, payload in self._kept:
+                if sequence >= int.from_bytes(first, 'big'):
+                    self._router.send_multipart([client, b'', b'kv', sequence.to_bytes(8, 'big'), payload])
+            self._router.send_multipart([client, b'', b'', (-1).to_bytes(8, 'big', signed=True), b''])
+
+
+def stored(*hashes: int, parent: int | None = None, salt: str = '', medium: str = 'GPU') -> dict[str, object]:
+    """Blocks of two tokens; block n holds the tokens 2n and 2n + 1."""
+    tokens = [token for value in hashes for token in (2 * value, 2 * value + 1)]
+    return {
+        'type': 'BlockStored',
+        'block_hashes': hashes,
+        'parent_block_hash': parent,
+        'token_ids': tokens,
+        'block_size': 2,
+        'lora_id': None,
+        'medium': medium,
+        'cache_salt': salt or None,
+    }
+
+
+def removed(*hashes: int, medium: str = 'GPU') -> dict[str, object]:
+    return {'type': 'BlockRemoved', 'block_hashes': hashes, 'medium': medium}
+
+
+def prefix(*hashes: int) -> list[int]:
+    return [token for value in hashes for token in (2 * value, 2 * value + 1)]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(stack: ExitStack) -> Engine:
+    return Engine(stack)
+
+
+def following(stack: ExitStack, engine: Engine, replay: Replay) -> EventFollower:
+    follower = EventFollower.open(endpoint=engine.endpoint, replay=replay)
+    stack.callback(follower.close)
+    return follower
+
+
+def connected(stack: ExitStack, engine: Engine, replay: Replay) -> EventFollower:
+    """A follower that hears what is said from now on: its connection stands."""
+    follower = following(stack, engine, replay)
+    follower.poll(0.0)
+    deadline = Deadline(WAIT_S)
+    while not follower.poll(0.05):
+        assert not deadline.is_over
+        engine.say()
+    until(follower, lambda: follower.poll(0.05) == 0)
+    return follower
+
+
+def until(follower: EventFollower, predicate: Callable[[], bool], again: Callable[[], object] = lambda: None) -> None:
+    """Poll until the predicate is true; fails after WAIT_S."""
+    deadline = Deadline(WAIT_S)
+    while not predicate():
+        assert not deadline.is_over, follower.stats()
+        again()
+        follower.poll(0.05)
+
+
+def with_replay(engine: Engine) -> ZmqReplay:
+    return ZmqReplay(engine.replay_endpoint, 1.0)
+
+
+def test_late_follower_gets_everything_from_the_start(stack: ExitStack, engine: Engine) -> None:
+    engine.say(stored(1, 2))
+    engine.say(stored(3, parent=2))
+    follower = following(stack, engine, with_replay(engine))
+    assert follower.stats().state is MirrorState.WAITING
+    assert follower.poll(0.0) == 2
+    stats = follower.stats()
+    assert (stats.state, stats.num_blocks, stats.num_orphans) == (MirrorState.SYNCED, 3, 0)
+    assert follower.matched_tokens(prefix(1, 2, 3, 9), '') == 6
+    assert follower.matched_tokens(prefix(2, 3), '') == 0
+
+
+def test_live_events_are_applied_once_though_a_replay_brought_them(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1))
+    engine.say(removed(1))
+    engine.say(stored(2))
+    until(follower, lambda: follower.matched_tokens(prefix(2), '') == 2)
+    assert follower.stats().num_events == 3
+    assert follower.matched_tokens(prefix(1), '') == 0
+
+
+def test_gap_is_filled_by_a_replay(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1), is_lost=True)
+    engine.say(stored(2, parent=1), is_lost=True)
+    engine.say(stored(3, parent=2))
+    until(follower, lambda: follower.matched_tokens(prefix(1, 2, 3), '') == 6)
+    assert follower.stats().state is MirrorState.SYNCED
+
+
+def test_gap_that_nobody_can_fill_degrades_the_mirror_until_all_is_cleared(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, NoReplay())
+    engine.say(stored(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    engine.say(removed(1), is_lost=True)
+    engine.say(stored(5))
+    until(follower, lambda: follower.matched_tokens(prefix(5), '') == 2)
+    assert follower.stats().state is MirrorState.DEGRADED
+    engine.say({'type': 'AllBlocksCleared'})
+    until(follower, lambda: follower.stats().state is MirrorState.SYNCED)
+    assert follower.stats().num_blocks == 0
+
+
+def test_engine_that_does_not_repeat_for_a_while_only_delays_the_mirror(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, ZmqReplay(engine.replay_endpoint, 0.05))
+    engine.answers = False
+    engine.say(stored(1), is_lost=True)
+    engine.say(stored(2, parent=1))
+    until(follower, lambda: follower.stats().state is MirrorState.DEGRADED)
+    engine.answers = True
+    until(follower, lambda: follower.matched_tokens(prefix(1, 2), '') == 4)
+    assert follower.stats().state is MirrorState.SYNCED
+    assert follower.stats().num_resyncs == 1
+
+
+def test_replay_that_begins_too_late_degrades_the_mirror(stack: ExitStack) -> None:
+    engine = Engine(stack, num_kept=1)
+    engine.say(stored(1))
+    engine.say(stored(2, parent=1))
+    follower = following(stack, engine, with_replay(engine))
+    follower.poll(0.0)
+    stats = follower.stats()
+    assert (stats.state, stats.num_blocks, stats.num_orphans) == (MirrorState.DEGRADED, 0, 1)
+
+
+def test_engine_that_starts_anew_is_mirrored_anew(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1, 2))
+    until(follower, lambda: follower.matched_tokens(prefix(1, 2), '') == 4)
+    engine.restart()
+    engine.say(stored(7))
+    until(follower, lambda: follower.matched_tokens(prefix(7), '') == 2)
+    assert follower.matched_tokens(prefix(1), '') == 0
+    assert follower.stats().state is MirrorState.SYNCED
+
+
+def test_restart_that_has_already_counted_as_far_as_we_had_is_noticed(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    counted = engine.sequence
+    engine.restart()
+    for number in range(counted + 1):
+        engine.say(stored(20 + number), is_lost=True)
+    engine.say(stored(50))
+    until(follower, lambda: follower.matched_tokens(prefix(50), '') == 2)
+    assert follower.matched_tokens(prefix(1), '') == 0
+    assert follower.matched_tokens(prefix(20), '') == 2
+
+
+def test_restart_behind_a_broken_connection_is_noticed_without_a_gap(stack: ExitStack) -> None:
+    with ExitStack() as first_life:
+        engine = Engine(first_life)
+        endpoints = (engine.endpoint, engine.replay_endpoint)
+        follower = connected(stack, engine, ZmqReplay(endpoints[1], 0.2))
+        engine.say(stored(1))
+        until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+        counted = engine.sequence
+    second = Engine(stack, endpoints)
+    second.at_s = 500.0
+    for number in range(counted):
+        second.say(stored(20 + number), is_lost=True)
+    until(follower, lambda: follower.matched_tokens(prefix(20), '') == 2)
+    assert follower.matched_tokens(prefix(1), '') == 0
+    assert follower.stats().state is MirrorState.SYNCED
+
+
+def test_tenants_and_tiers_are_told_apart(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1, salt='a'), stored(1, salt='a', medium='CPU_PINNED'), removed(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), 'a') == 2)
+    assert follower.matched_tokens(prefix(1), 'b') == 0
+    assert follower.matched_tokens(prefix(1), '') == 0
+    assert follower.stats().blocks_by_tier == {Tier.DRAM: 1}
+    engine.say(removed(1, medium='CPU_PINNED'))
+    until(follower, lambda: follower.matched_tokens(prefix(1), 'a') == 0)
+
+
+def test_older_dialect_is_followed_too(stack: ExitStack, engine: Engine) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(['BlockStored', [1, 2], None, [2, 3, 4, 5], 2, None])
+    engine.say(['BlockRemoved', [2]])
+    until(follower, lambda: follower.matched_tokens([2, 3, 4, 5], '') == 2)
+
+
+@pytest.mark.parametrize(
+    'frames', [(b'kv',), (b'kv', b'xx', b''), (b'kv', bytes(8), b'not msgpack'), (b'kv', bytes(8), b'\xc0')]
+)
+def test_garbage_degrades_the_mirror_and_ends_nothing(
+    stack: ExitStack, engine: Engine, frames: tuple[bytes, ...]
+) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say_bytes(*frames)
+    engine.say(stored(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    assert follower.stats().state is MirrorState.DEGRADED
+
+
+def test_our_own_stream_is_followed(stack: ExitStack) -> None:
+    stream = EventStream.open(endpoint='tcp://127.0.0.1:*', replay_endpoint='tcp://127.0.0.1:*')
+    stack.callback(stream.close)
+    endpoint, replay_endpoint = stream.endpoints
+    tokens = np.arange(8, dtype='<i4')
+    namespace = KVNamespace(
+        model='m', revision='r', dtype='float16', num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=4
+    )
+    keys = tuple(block_keys(namespace, tokens))
+    stream(KVEvent(sequence=1, kind=EventKind.STORED, block_keys=keys, tokens=tokens.tobytes()))
+    follower = EventFollower.open(endpoint=endpoint, replay=ZmqReplay(replay_endpoint, 1.0))
+    stack.callback(follower.close)
+    until(follower, lambda: follower.matched_tokens(tokens, '') == 8)
+    assert follower.stats().blocks_by_tier == {Tier.DRAM: 2}
+    stream(KVEvent(sequence=2, kind=EventKind.REMOVED, block_keys=keys[1:]))
+    until(follower, lambda: follower.matched_tokens(tokens, '') == 4)
+
+
+def test_impossible_endpoint_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match='events'):
+        EventFollower.open(endpoint='nowhere', replay=NoReplay())
