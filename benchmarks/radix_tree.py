@@ -22,6 +22,7 @@ from benchmarks._tree_workload import OurTree, TrieTree, in_child, run_rounds
 DRIVER = Path(__file__).with_name('_sglang_tree.py')
 PEERS = {'python': "SGLang's RadixCache", 'rust': "SGLang's Rust core", 'trie': 'a trie of dictionaries'}
 LIMIT = 'numpy'
+HITS = ('insert_hits', 'match_hits', 'head_hits')  # tokens that were found; must be those of the peers
 TIMEOUT_S = 1_800.0
 GROWTH_BLOCK_TOKENS = 16
 
@@ -50,48 +51,45 @@ def medians(runs: Iterable[dict[str, object]]) -> Medians:
 
 
 def peer_rows(found: Medians, block_tokens: int, rounds: int) -> list[Row]:
-    """Ours against every peer at one block size."""
-    rows = []
-    for peer in (tree for tree, size in found if size == block_tokens and tree in PEERS):
-        rows += _rows_against(peer, found, block_tokens, rounds)
-    return rows
-
-
-def _rows_against(peer: str, found: Medians, block_tokens: int, rounds: int) -> list[Row]:
-    ours, theirs, limit = (found[tree, block_tokens] for tree in ('ours', peer, LIMIT))
+    """Ours at one block size against the best of the peers, then against each."""
+    peers = [tree for tree, size in found if size == block_tokens and tree in PEERS]
+    limit = found[LIMIT, block_tokens]
     limits = {  # bytes: the tokens themselves; SGLang's trees also hold the slot of every token, 8 bytes
         'match_us': limit['match_us'],
         'head_us': limit['head_us'],
         'insert_us': limit['match_us'],
         'bytes_per_token': 4.0,
     }
-    costs = [
-        Row(
-            name=f'{what.removesuffix("_us")}_{block_tokens}',
-            ours=ours[what],
-            peer=theirs[what],
-            peer_name=PEERS[peer],
-            limit=best,
-            ratio=theirs[what] / ours[what],
-            unit='us' if what.endswith('_us') else 'bytes',
-            n=rounds,
+    rows = []
+    for what, best_possible in limits.items():
+        best = min(peers, key=lambda peer: found[peer, block_tokens][what])
+        name = f'{what.removesuffix("_us")}_{block_tokens}'
+        rows.append(_row(name, what, best, found, block_tokens, best_possible, rounds))
+        rows += [
+            _row(f'{name}_vs_{peer}', what, peer, found, block_tokens, best_possible, rounds)
+            for peer in (peers if len(peers) > 1 else ())
+        ]
+    return rows + [
+        _row(
+            f'{what}_{block_tokens}_vs_{peer}', what, peer, found, block_tokens, found[peer, block_tokens][what], rounds
         )
-        for what, best in limits.items()
+        for what in HITS
+        for peer in peers
     ]
-    hits = [
-        Row(
-            name=f'{what}_{block_tokens}',
-            ours=ours[what],
-            peer=theirs[what],
-            peer_name=PEERS[peer],
-            limit=theirs[what],
-            ratio=ours[what] / theirs[what],
-            unit='tokens',
-            n=rounds,
-        )
-        for what in ('insert_hits', 'match_hits', 'head_hits')
-    ]
-    return costs + hits
+
+
+def _row(name: str, what: str, peer: str, found: Medians, block_tokens: int, limit: float, rounds: int) -> Row:
+    ours, theirs = found['ours', block_tokens][what], found[peer, block_tokens][what]
+    return Row(
+        name=name,
+        ours=ours,
+        peer=theirs,
+        peer_name=PEERS[peer],
+        limit=limit,
+        ratio=ours / theirs if what in HITS else theirs / ours,
+        unit='tokens' if what in HITS else 'us' if what.endswith('_us') else 'bytes',
+        n=rounds,
+    )
 
 
 def limit_row(found: Medians, block_tokens: int, rounds: int) -> Row:
@@ -146,22 +144,18 @@ def growth_rows(small: Growth, large: Growth) -> list[Row]:
     return rows
 
 
-def draw(axes: Axes, rows: list[Row]) -> None:
+def draw(axes: Axes, found: Medians) -> None:
     """CPU time of matching and inserting, ours and the peers'."""
-    shown = [
-        row
-        for row in rows
-        if row.unit == 'us' and row.name.startswith(('match_', 'head_', 'insert_')) and '_at_' not in row.name
-    ]
-    names = sorted({row.name for row in shown if row.peer_name in PEERS.values()})
-    bars = {'ours': [next(row.ours for row in shown if row.name == name) for name in names]}
-    for peer in dict.fromkeys(row.peer_name for row in shown if row.peer_name in PEERS.values()):
-        bars[peer] = [next(row.peer for row in shown if (row.name, row.peer_name) == (name, peer)) for name in names]
-    bars['numpy comparison'] = [next(row.limit for row in shown if row.name == name) for name in names]
-    for number, (label, heights) in enumerate(bars.items()):
-        axes.bar([index + 0.2 * number for index in range(len(names))], heights, 0.2, label=label)
-    axes.set_xticks([index + 0.3 for index in range(len(names))], names, rotation=20)
-    axes.set(ylabel='CPU time per sequence (µs)', yscale='log')
+    sizes = sorted({size for _, size in found})
+    labels = {'ours': 'ours', **PEERS, LIMIT: 'numpy comparison'}
+    trees = [tree for tree in labels if (tree, sizes[0]) in found]
+    groups = [(what, size) for what in ('match_us', 'head_us', 'insert_us') for size in sizes]
+    for number, tree in enumerate(trees):
+        heights = [found[tree, size].get(what, 0.0) for what, size in groups]
+        axes.bar([index + 0.2 * number for index in range(len(groups))], heights, 0.2, label=labels[tree])
+    names = [f'{what.removesuffix("_us")}\nblocks of {size}' for what, size in groups]
+    axes.set_xticks([index + 0.3 for index in range(len(groups))], names)
+    axes.set(ylabel='CPU time per sequence of 2,000 tokens (µs)')
     axes.legend()
 
 
@@ -191,7 +185,7 @@ def main() -> None:
         print_json(rows, {'clock': 'cpu', 'sequences': arguments.sequences})
         return
     print_table('Prefix trees: CPU time per sequence of 2,000 tokens', rows)
-    print(save_plot('radix_tree', lambda axes: draw(axes, rows)))
+    print(save_plot('radix_tree', lambda axes: draw(axes, found)))
 
 
 if __name__ == '__main__':
