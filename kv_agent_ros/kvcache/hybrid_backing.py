@@ -85,7 +85,9 @@ class HybridBacking:
                 return result
 
     def _make_room(self, component: Component) -> bool:
-        is_freed = self.cache.evict(component, 1) > 0
+        """Whether something left: one part of this component, or of another when it has none to give."""
+        others = (other for other in self.cache.components if other is not component)
+        is_freed = any(self.cache.evict(victim, 1) for victim in (component, *others))
         self._settle()
         return is_freed
 

@@ -151,6 +151,16 @@ def test_full_store_makes_room_for_the_prefix_that_is_saved(tier: HybridTier) ->
     store.close()
 
 
+def test_full_store_keeps_the_head_of_the_prefix_that_is_saved(tier: HybridTier) -> None:
+    store = HostStore(SharedArena.create(64 * 7))  # 4 blocks, 2 windows, 1 state
+    backing = backing_of(store)
+    for path in (path_of(1, 2, 3), path_of(1, 2, 3, 4)):
+        write(tier, path)
+        assert backing.save(path, tier) == path.num_blocks
+        check(backing, store)
+    store.close()
+
+
 def test_prefix_that_can_never_fit_is_not_half_stored(tier: HybridTier) -> None:
     store = HostStore(SharedArena.create(64 * 4))
     backing = backing_of(store)

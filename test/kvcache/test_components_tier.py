@@ -85,6 +85,8 @@ def test_writing_on_what_was_read_leaves_the_stored_state_alone(tier: HybridTier
     tier.read(part, out)
     out += 1
     assert tier.read(part, np.zeros(64, np.uint8))
+    with pytest.raises(ValueError, match='read-only'):
+        tier.stored(part)[1][:] = 0
     tier.unlock(lock)
 
 
@@ -151,6 +153,20 @@ def test_blocks_that_a_writer_builds_on_stay_until_it_ends(tier: HybridTier) -> 
     for component in (ATTENTION, WINDOW, STATE):
         tier.evict(component, 9)
     assert fill(tier, write) == 3
+
+
+def test_blocks_that_no_match_reaches_yet_stay_for_the_writer_that_completes_them(tier: HybridTier) -> None:
+    store(tier, path_of(1, 2))
+    store(tier, path_of(1, 2, 3, 4))
+    tier.evict(ATTENTION, 1)
+    write = tier.reserve(path_of(1, 2, 3, 4), {'full': [3], 'swa': [3], 'mamba': [3]})
+    tier.evict(ATTENTION, 9)
+    assert fill(tier, write) == 4
+
+
+def test_end_of_a_long_prefix_gets_the_window_and_the_state_when_not_all_fit(open_tier: MakeTier) -> None:
+    tier = open_tier({ATTENTION: 16, WINDOW: 2, STATE: 1})
+    assert store(tier, path_of(1, 2, 3, 4, 5), dict.fromkeys(['full', 'swa', 'mamba'], range(5))) == 5
 
 
 def test_cut_under_a_reader_is_a_miss_at_once_and_frees_with_its_lock(tier: HybridTier) -> None:
