@@ -4,19 +4,19 @@ Every store is as large as its component may become, so that no component can pu
 by copy only: an engine that goes on from a state never writes the snapshot. Not thread-safe: its owner guards it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.block import BlockSlot
+from kv_agent_ros.kvcache.block import BlockSlot, Tier, TierUsage
 from kv_agent_ros.kvcache.components import FULL, Component, Part, component_tag
 from kv_agent_ros.kvcache.eviction import EvictionPolicy
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
-from kv_agent_ros.kvcache.storage.host import HostStore
+from kv_agent_ros.kvcache.storage.host import HostStore, aligned_bytes
 from kv_agent_ros.kvcache.unified import ComponentLock, UnifiedPrefixCache
 
 
@@ -41,10 +41,15 @@ class HybridTier:
         self.cache = UnifiedPrefixCache(components=tuple(components), policy=policy)
         self._stores = dict(stores)
         self._writes: set[HybridWrite] = set()
+        self._num_hits: Counter[Component] = Counter()
+        self._num_evictions: Counter[Component] = Counter()
 
     def lock(self, path: TokenPath) -> ComponentLock:
         """Lock the longest prefix of the path from which an engine can continue."""
-        return self.cache.lock(path)
+        lock = self.cache.lock(path)
+        for component in self.cache.components:
+            self._num_hits[component] += len(lock.parts(component))
+        return lock
 
     def unlock(self, lock: ComponentLock) -> None:
         """End a lock; idempotent."""
@@ -115,13 +120,29 @@ class HybridTier:
     def evict(self, component: Component, num_parts: int) -> int:
         """Evict parts that no lock holds; returns how many of this component there were."""
         num_evicted = self.cache.evict(component, num_parts)
-        self._settle()
+        for part in self._settle():
+            self._num_evictions[part.component] += 1
         return num_evicted
 
     def cut(self, path: TokenPath, num_kept: int) -> None:
         """Forget block number `num_kept` of the path and everything after it."""
         self.cache.cut(path, num_kept)
         self._settle()
+
+    def usage(self, component: Component) -> TierUsage:
+        """One component's books; slots being written are used and not evictable."""
+        store = self._stores[component.name].usage()
+        part_bytes = aligned_bytes(component.layout.num_bytes)
+        return TierUsage(
+            tier=Tier.DRAM,
+            capacity_bytes=store.capacity_bytes,
+            used_bytes=store.used_bytes,
+            evictable_bytes=self.cache.num_evictable_parts(component) * part_bytes,
+            num_blocks=store.num_blocks,
+            num_hits=self._num_hits[component],
+            num_evictions=self._num_evictions[component],
+            num_errors=store.num_errors,
+        )
 
     def close(self) -> None:
         """Free the shared memory; idempotent."""
@@ -151,9 +172,11 @@ class HybridTier:
             slot = store.reserve(part.key, num_bytes)
         return slot
 
-    def _settle(self) -> None:
-        for part in self.cache.take_removed():
+    def _settle(self) -> tuple[Part, ...]:
+        removed = self.cache.take_removed()
+        for part in removed:
             self._stores[part.component.name].delete(part.key)
+        return removed
 
 
 def _record(path: TokenPath, part: Part, digest: bytes) -> BlockRecord:

@@ -46,7 +46,8 @@ class UnifiedPrefixCache:
     `components` are full attention and any others. Match: O(path + components * blocks) at most, usually one span each.
     """
 
-    def __init__(self, *, components: Sequence[Component], policy: EvictionPolicy) -> None:
+    def __init__(self, *, components: Sequence[Component], policy: EvictionPolicy, num_ghosts: int = 0) -> None:
+        """`num_ghosts` evicted blocks are remembered for the policy."""
         self.components = tuple(components)
         names = [component.name for component in components]
         if names.count(FULL) != 1 or len(set(names)) != len(names):
@@ -56,7 +57,7 @@ class UnifiedPrefixCache:
         others = [component for component in components if component.name != FULL]
         self._partial = tuple(sorted(others, key=lambda component: component.span_blocks))
         self._tables = {component.name: PartTable() for component in self._partial}
-        self._tree = RadixPrefixCache(_UselessTailsFirst(policy, self))
+        self._tree = RadixPrefixCache(_UselessTailsFirst(policy, self), num_ghosts)
         self._places: dict[bytes, _Place] = {}
         self._locks: set[ComponentLock] = set()
         self._removed: list[Part] = []
@@ -68,6 +69,12 @@ class UnifiedPrefixCache:
 
     def num_parts(self, component: Component) -> int:
         return self._tree.num_blocks if component.name == FULL else len(self._tables[component.name])
+
+    def num_evictable_parts(self, component: Component) -> int:
+        """Parts that no lock holds; evict() can remove all of them."""
+        if component.name == FULL:
+            return self._tree.num_evictable_blocks
+        return self.num_parts(component) - self._tables[component.name].num_locked
 
     def has(self, part: Part) -> bool:
         """Whether the part is here; it may be of a block that no match reaches."""
@@ -149,7 +156,7 @@ class UnifiedPrefixCache:
         num_evicted = 0
         while num_evicted < num_parts:
             key = table.pop_spare()
-            if not key and self._tree.num_evictable_blocks:
+            if not key and self.num_evictable_parts(self._full):
                 num_evicted += self._evict_tails(component, 1)
                 continue
             if not (key := key or table.pop_wanted()):
@@ -165,6 +172,10 @@ class UnifiedPrefixCache:
     def clear(self) -> None:
         """Forget everything, as cut() does."""
         self._forget(self._tree.clear())
+
+    def reorder(self) -> None:
+        """Ask the policy again about everything, after something lowered its ranks."""
+        self._tree.reorder()
 
     def take_removed(self) -> tuple[Part, ...]:
         """Parts that left since the last call; their bytes may be freed."""

@@ -200,6 +200,28 @@ def test_notes_per_token_come_back_at_their_absolute_positions(open_tier: MakeTi
     tier.unlock(lock)
 
 
+def test_books_of_a_component_add_up_while_parts_are_written_locked_and_evicted(tier: HybridTier) -> None:
+    store(tier, path_of(1, 2))
+    store(tier, path_of(3))
+    lock = tier.lock(path_of(1, 2))
+    write = tier.reserve(path_of(9), {'full': [0], 'swa': [0], 'mamba': [0]})
+    usages = [tier.usage(component) for component in (ATTENTION, WINDOW, STATE)]
+    assert [(usage.capacity_bytes, usage.used_bytes, usage.evictable_bytes) for usage in usages] == [
+        (16 * 64, 4 * 64, 64),
+        (8 * 64, 4 * 64, 64),
+        (4 * 64, 3 * 64, 64),
+    ]
+    tier.cancel(write)
+    tier.unlock(lock)
+    assert tier.evict(STATE, 2) == 2
+    usages = [tier.usage(component) for component in (ATTENTION, WINDOW, STATE)]
+    assert [(usage.num_blocks, usage.num_hits, usage.num_evictions) for usage in usages] == [
+        (1, 2, 2),
+        (1, 2, 2),
+        (0, 1, 2),
+    ]
+
+
 def test_every_component_needs_a_store() -> None:
     with pytest.raises(StoreError, match='expected one per component'):
         HybridTier(components=(ATTENTION, STATE), stores={}, policy=LruPolicy())

@@ -284,6 +284,7 @@ class UnifiedMachine(RuleBasedStateMachine):
         assert num_evicted == sum(part == name for part, _ in gone)
         free = before[name] - locked
         assert num_evicted >= min(num_parts, len(free))
+        assert self.cache.num_evictable_parts(component) == len(self.here[name] - locked)
         blocks_gone = {prefix for part, prefix in gone if part == 'full'}
         assert not {other[:-1] for other in self.here['full']} & blocks_gone  # tails first
         if name != 'full' and free - live:
