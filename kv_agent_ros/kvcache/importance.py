@@ -119,12 +119,11 @@ def causal_attention(queries: FloatArray, keys: FloatArray, first_position: int)
     """
     num_heads, num_queries, head_dim = queries.shape
     num_kv_heads, num_keys, _ = keys.shape
-    grouped = queries.reshape(num_kv_heads, -1, head_dim)
+    grouped = queries.reshape(num_kv_heads, -1, head_dim) * np.float32(1 / math.sqrt(head_dim))
     products = np.matmul(grouped, keys.transpose(0, 2, 1))
     scores: FloatArray = products.reshape(num_heads, num_queries, num_keys)
-    scores *= 1 / math.sqrt(head_dim)
-    if first_position < num_keys - 1:
-        scores[:, np.arange(num_keys) > first_position + np.arange(num_queries)[:, None]] = -np.inf
+    later = scores[:, :, first_position + 1 :]
+    np.copyto(later, -np.inf, where=np.arange(later.shape[2]) >= np.arange(num_queries)[:, None])
     scores -= scores.max(axis=2, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=2, keepdims=True)
