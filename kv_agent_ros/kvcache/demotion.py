@@ -43,11 +43,19 @@ class Demoter:
                 self._copy(path, tier)
 
     def make_room(self) -> bool:
-        """Have one block leave memory; False when none can right now."""
+        """Have one block leave memory at once, be it lost; False when none can."""
         while key := self._dram.victim_key():
-            if not self._is_saving(key):
-                self._hopeless.discard(key)
-                return self._dram.evict(1) > 0
+            if not (self._must_copy(key) and self._copy(self._dram.victim(), self._books.backing[0])):
+                return self._let_go(key)
+        return False
+
+    def retire(self) -> bool:
+        """Have one block leave memory, unless it would be lost; False when none can right now."""
+        while key := self._dram.victim_key():
+            if not self._must_copy(key):
+                return self._let_go(key)
+            if not self._copy(self._dram.victim(), self._books.backing[0]):
+                return False
         return False
 
     def keep_watermarks(self) -> None:
@@ -57,7 +65,7 @@ class Demoter:
             return
         for _ in range(_MAX_STEPS):
             staying_bytes = self._dram.used_bytes - sum(self._in_flight.values())
-            if staying_bytes <= self._watermarks.low * capacity or not self.make_room():
+            if staying_bytes <= self._watermarks.low * capacity or not self.retire():
                 return
 
     def clear(self) -> None:
@@ -83,25 +91,29 @@ class Demoter:
     def _copy_all(self, tried: set[tuple[Tier, bytes]]) -> int:
         """Queue copies of what should survive, as many as may be under way; how many paths are left for later."""
         num_left = 0
-        for tier in self._books.backing:
-            is_first = tier is self._books.backing[0]
-            if tier.write_policy is WritePolicy.WRITE_THROUGH or (is_first and tier.write_policy.saves_leavers):
+        for index, tier in enumerate(self._books.backing):
+            if tier.write_policy is WritePolicy.WRITE_THROUGH or (not index and tier.write_policy.saves_leavers):
+                here_or_below = self._books.backing[index:]
                 for path in self._dram.leaves():
-                    name = (tier.tier, path.keys()[-1])
-                    if name in tried or tier.has(name[1]) or self._copy(path, tier):
-                        tried.add(name)
+                    key = path.keys()[-1]
+                    is_safe = (tier.tier, key) in tried or any(lower.has(key) for lower in here_or_below)
+                    if is_safe or self._copy(path, tier):
+                        tried.add((tier.tier, key))
                     else:
                         num_left += 1
         return num_left
 
-    def _is_saving(self, key: bytes) -> bool:
-        """Whether a block that should leave is now being copied instead."""
-        if not self._books.backing:
+    def _must_copy(self, key: bytes) -> bool:
+        """Whether a block should be in a lower tier before it leaves, and is in none."""
+        if not self._books.backing or key in self._hopeless:
             return False
-        tier = self._books.backing[0]
-        if not tier.write_policy.saves_leavers or key in self._hopeless or tier.is_degraded or tier.has(key):
-            return False
-        return self._copy(self._dram.victim(), tier)
+        first = self._books.backing[0]
+        is_below = any(tier.has(key) for tier in self._books.backing)
+        return first.write_policy.saves_leavers and not is_below and not first.is_degraded
+
+    def _let_go(self, key: bytes) -> bool:
+        self._hopeless.discard(key)
+        return self._dram.evict(1) > 0
 
     def _copy(self, path: TokenPath, tier: BackingTier) -> bool:
         """Whether a copy of what the tier lacks is under way; not when it lacks nothing or cannot take it now."""

@@ -208,7 +208,7 @@ class KVCacheManager:
         """
         with self._books.owned():
             before = self._dram.used_bytes
-            while before - self._dram.used_bytes < num_bytes and self._demoter.make_room():
+            while before - self._dram.used_bytes < num_bytes and self._demoter.retire():
                 pass
             return before - self._dram.used_bytes
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_cache import Cache
-
-from kv_agent_ros.kvcache.storage.base import BlockStore
 
 
 @pytest.fixture
@@ -14,13 +13,8 @@ def open_cache(tmp_path: Path) -> Iterator[Callable[..., Cache]]:
     """Opens caches over one directory; closes what the test leaves open."""
     opened: list[Cache] = []
 
-    def make(
-        dram_blocks: int = 32,
-        disk_bytes: int = 1 << 22,
-        max_queued_transfers: int = 64,
-        wrap_store: Callable[[BlockStore], BlockStore] = lambda store: store,
-    ) -> Cache:
-        opened.append(Cache(dram_blocks, tmp_path / 'kv', disk_bytes, max_queued_transfers, wrap_store))
+    def make(dram_blocks: int = 32, disk_bytes: int = 1 << 22, **settings: Any) -> Cache:
+        opened.append(Cache(dram_blocks, tmp_path / 'kv', disk_bytes, **settings))
         return opened[-1]
 
     yield make

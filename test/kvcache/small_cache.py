@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+import time
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.base import BlockStore, ByteArray, checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SegmentMap, SharedArena
-from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
+from kv_agent_ros.kvcache.storage.tiered import WRITE_ALL, BackingTier, TierOptions
+from kv_agent_ros.kvcache.write_policy import WHEN_FULL, Watermarks
 
 NAMESPACE = KVNamespace(
     model='tiny', revision='1', dtype='float32', num_layers=1, num_kv_heads=1, head_dim=4, block_tokens=4
@@ -29,29 +31,39 @@ def content(key: bytes) -> ByteArray:
 
 
 class Cache:
-    """A manager with a clock that the test moves, and the engine's side of the protocol."""
+    """A manager with a clock that the test moves, and the engine's side of the protocol.
+
+    Behind its memory are files, in a store that `wrap_store` may put into another one, and what `below` makes.
+    """
 
     def __init__(
         self,
         dram_blocks: int,
         directory: Path,
         disk_bytes: int,
-        max_queued_transfers: int = 64,
+        *,
         wrap_store: Callable[[BlockStore], BlockStore] = lambda store: store,
+        options: TierOptions = WRITE_ALL,
+        below: Sequence[BackingTier] = (),
+        watermarks: Watermarks = WHEN_FULL,
+        prefill_tokens_per_s: float = 0.0,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.now_s = 0.0
         self.events: list[KVEvent] = []
         self.disk = DiskStore.open(directory, disk_bytes)
-        options = TierOptions(max_queued_transfers=max_queued_transfers)
-        self.ssd = BackingTier.open(tier=Tier.SSD, store=wrap_store(self.disk), options=options)
+        self.ssd = BackingTier.open(tier=Tier.SSD, store=wrap_store(self.disk), options=options, below=below)
         sessions = SessionIndex()
         arena = SharedArena.create(dram_blocks * NAMESPACE.block_bytes)
         self.manager = KVCacheManager(
             dram=DramTier(store=HostStore(arena), policy=SessionLruPolicy(sessions.is_referenced)),
             sessions=sessions,
-            backing=(self.ssd,),
+            backing=(self.ssd, *below),
             lease_timeout_s=60.0,
+            watermarks=watermarks,
+            prefill_tokens_per_s=prefill_tokens_per_s,
             clock=lambda: self.now_s,
+            timer=timer,
             listener=self.events.append,
         )
         self.segments = SegmentMap()

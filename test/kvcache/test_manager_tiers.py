@@ -7,6 +7,7 @@ from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache, content
 
 from kv_agent_ros.kvcache.block import Tier
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, checksum
+from kv_agent_ros.kvcache.storage.tiered import TierOptions
 
 
 def test_evicted_blocks_come_back_from_disk(cache: Cache) -> None:
@@ -70,7 +71,7 @@ def test_clear_forgets_every_tier_and_ends_writers(cache: Cache) -> None:
 
 
 def test_transfers_that_find_the_queue_full_leave_no_lock(open_cache: Callable[..., Cache]) -> None:
-    cache = open_cache(max_queued_transfers=0)
+    cache = open_cache(options=TierOptions(max_queued_transfers=0))
     cache.write(HEAD)
     assert cache.manager.num_locks == 0
     assert cache.manager.stats().tiers[1].num_errors == 1

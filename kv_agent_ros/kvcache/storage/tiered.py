@@ -39,6 +39,9 @@ class TierOptions:
     max_queued_transfers: int = 64
 
 
+WRITE_ALL = TierOptions()
+
+
 class BackingTier:
     """One lower tier. Thread-safe; calls `Transfer.read` and `Transfer.done` without holding its lock.
 
@@ -50,7 +53,7 @@ class BackingTier:
         *,
         tier: Tier,
         store: BlockStore,
-        options: TierOptions = TierOptions(),
+        options: TierOptions = WRITE_ALL,
         below: 'Sequence[BackingTier]' = (),
     ) -> None:
         self.tier = tier
@@ -74,7 +77,7 @@ class BackingTier:
         *,
         tier: Tier,
         store: BlockStore,
-        options: TierOptions = TierOptions(),
+        options: TierOptions = WRITE_ALL,
         below: 'Sequence[BackingTier]' = (),
     ) -> 'BackingTier':
         """A tier that knows again what its store holds; blocks without their prefix are deleted."""
