@@ -62,6 +62,10 @@ class HybridTier:
         np.copyto(out, value)
         return checksum(out) == record.checksum
 
+    def slot(self, part: Part) -> BlockSlot:
+        """Where a locked part is, for an engine in another process; it copies, verifies and never writes."""
+        return self._stores[part.component.name].slot(part.key)
+
     def stored(self, part: Part) -> tuple[BlockRecord, ByteArray]:
         """A locked part and its bytes in place, which cannot be written."""
         store = self._stores[part.component.name]

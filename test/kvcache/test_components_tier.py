@@ -13,7 +13,7 @@ from kv_agent_ros.kvcache.eviction import LruPolicy
 from kv_agent_ros.kvcache.hybrid_tier import HybridTier, HybridWrite
 from kv_agent_ros.kvcache.path import TokenPath, token_path
 from kv_agent_ros.kvcache.storage.base import checksum
-from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
+from kv_agent_ros.kvcache.storage.host import HostStore, SegmentMap, SharedArena
 
 NAMESPACE = KVNamespace(
     model='hybrid', revision='1', dtype='float32', num_layers=1, num_kv_heads=1, head_dim=2, block_tokens=4
@@ -74,6 +74,19 @@ def test_parts_are_read_back_as_they_were_written(tier: HybridTier) -> None:
         out = np.zeros(64, np.uint8)
         assert tier.read(part, out)
         assert out.tobytes() == part.key * 2
+    tier.unlock(lock)
+
+
+def test_engine_of_another_process_writes_and_finds_parts_by_their_slots(tier: HybridTier) -> None:
+    segments = SegmentMap()
+    write = tier.reserve(path_of(1), {'full': [0], 'swa': [0], 'mamba': [0]})
+    for part, slot in write.slots.items():
+        segments.slot(slot)[:] = np.resize(np.frombuffer(part.key, np.uint8), 64)
+    tier.publish(write, {part: checksum(segments.slot(slot)) for part, slot in write.slots.items()})
+    lock = tier.lock(path_of(1))
+    slots = {part: tier.slot(part) for component in (ATTENTION, WINDOW, STATE) for part in lock.parts(component)}
+    assert [segments.slot(slot).tobytes() == part.key * 2 for part, slot in slots.items()] == [True, True, True]
+    assert all(checksum(segments.slot(slot)) == slot.checksum for slot in slots.values())
     tier.unlock(lock)
 
 
