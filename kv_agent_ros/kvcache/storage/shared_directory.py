@@ -43,9 +43,8 @@ class SharedDirectory:
             raise ConfigError(f'shared store {directory}: expected an empty directory or one of ours, got other files')
         shared = cls(directory, capacity_bytes)
         with shared._held() as books:
-            for number in range(256):
-                (directory / 'blocks' / f'{number:02x}').mkdir(parents=True, exist_ok=True)
-            (directory / 'bad').mkdir(exist_ok=True)
+            for folder in ('blocks', 'bad', 'owners'):
+                (directory / folder).mkdir(exist_ok=True)
             shared._enter()
             shared._bury_dead_owners(books)
             if len(list((directory / 'owners').iterdir())) == 1:  # nobody waits
@@ -87,6 +86,7 @@ class SharedDirectory:
                 os.unlink(claim)
                 books.used_bytes -= _claimed_bytes(claim)
             else:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.rename(claim, path)
                 books.num_blocks += 1
 
@@ -125,8 +125,8 @@ class SharedDirectory:
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """Time of last use in ns, and key, of everything that is published; in no particular order."""
-        for number in range(256):
-            for entry in _files(self._directory / 'blocks' / f'{number:02x}'):
+        for folder in (self._directory / 'blocks').iterdir():
+            for entry in _files(folder):
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     yield entry.stat().st_mtime_ns, bytes.fromhex(entry.name.removesuffix('.kv'))
 
@@ -151,7 +151,7 @@ class SharedDirectory:
     def _enter(self) -> None:
         if self._owner_lock >= 0:
             os.close(self._owner_lock)
-        self._owner.mkdir(parents=True)
+        self._owner.mkdir()
         self._owner_lock = os.open(self._owner / _OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._owner_lock, fcntl.LOCK_EX)
 
@@ -168,8 +168,8 @@ class SharedDirectory:
 
     def _count(self) -> Books:
         books = Books(counted_s=time.time())
-        for number in range(256):
-            for entry in _files(self._directory / 'blocks' / f'{number:02x}'):
+        for folder in (self._directory / 'blocks').glob('*'):
+            for entry in _files(folder):
                 books.used_bytes += self.physical(entry.stat().st_size)
                 books.num_blocks += 1
         books.used_bytes += sum(self.physical(entry.stat().st_size) for entry in _files(self._directory / 'bad'))

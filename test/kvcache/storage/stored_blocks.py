@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from kv_agent_ros.kvcache.block import block_key
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, checksum
 
 ROOT = bytes(32)
 
@@ -31,6 +31,15 @@ def chain(num_blocks: int, num_bytes: int = 5000) -> list[tuple[BlockRecord, Byt
     for number in range(num_blocks):
         blocks.append(block(number, num_bytes, blocks[-1][0].key if blocks else ROOT))
     return blocks
+
+
+def read(store: BlockStore, number: int) -> bool:
+    """Whether block `number` is there; what is served must be right."""
+    record, value = block(number)
+    out = np.zeros(6000, dtype=np.uint8)
+    found = store.get(record.key, out)
+    assert found is None or (found == record and np.array_equal(out[:5000], value))
+    return found is not None
 
 
 def physical_bytes(directory: Path) -> int:

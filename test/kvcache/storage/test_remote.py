@@ -10,9 +10,8 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
-from stored_blocks import block, chain, physical_bytes
+from stored_blocks import block, chain, physical_bytes, read
 
 from kv_agent_ros.errors import ConfigError, StoreError
 from kv_agent_ros.kvcache.storage.base import PutResult
@@ -70,19 +69,12 @@ def start_writer(directory: Path, capacity_bytes: int, first: int, last: int) ->
     return writer
 
 
-def has(store: RemoteStore, number: int) -> bool:
-    out = np.zeros(5000, dtype=np.uint8)
-    record = store.get(block(number)[0].key, out)
-    assert record is None or np.array_equal(out, block(number)[1])
-    return record is not None
-
-
 def test_what_another_process_puts_is_got_listed_and_booked_here(tmp_path: Path, open_store: Opener) -> None:
     store = open_store()
     writer = start_writer(tmp_path, 1 << 20, 0, 3)
     output, _ = writer.communicate(timeout=60)
     assert output == b'stored\n' * 3
-    assert [has(store, number) for number in range(4)] == [True, True, True, False]
+    assert [read(store, number) for number in range(4)] == [True, True, True, False]
     assert {record.key for record in store.records()} == {block(number)[0].key for number in range(3)}
     assert store.put(*block(9)) is PutResult.STORED
     assert (store.usage().used_bytes, store.usage().num_blocks) == (4 * 8192, 4)
@@ -135,7 +127,7 @@ def test_killed_owners_leave_no_claim_no_torn_block_and_right_books(tmp_path: Pa
         assert store.put(*block(number)) is PutResult.STORED
     assert len(list((tmp_path / 'shared' / 'owners').iterdir())) == 1
     assert store.usage().used_bytes == physical_bytes(tmp_path / 'shared')
-    assert all(has(store, int.from_bytes(record.tokens, 'little')) for record in store.records())
+    assert all(read(store, int.from_bytes(record.tokens, 'little')) for record in store.records())
     assert store.usage().num_corrupt == 0
 
 
@@ -175,10 +167,10 @@ def test_use_by_one_owner_protects_a_block_from_eviction_by_another(open_store: 
     for number in range(4):
         ours.put(*block(number))
         os.utime(ours._shared.path(block(number)[0].key), (number, number))
-    assert has(theirs, 0)
+    assert read(theirs, 0)
     ours.put(*block(9))
-    assert has(ours, 0)
-    assert not has(ours, 1)
+    assert read(ours, 0)
+    assert not read(ours, 1)
 
 
 def test_flipped_bit_is_a_miss_for_everybody_and_its_room_comes_back(tmp_path: Path, open_store: Opener) -> None:
@@ -188,8 +180,8 @@ def test_flipped_bit_is_a_miss_for_everybody_and_its_room_comes_back(tmp_path: P
     raw = bytearray(path.read_bytes())
     raw[3000] ^= 4
     path.write_bytes(raw)
-    assert not has(theirs, 1)
-    assert not has(ours, 1)
+    assert not read(theirs, 1)
+    assert not read(ours, 1)
     assert theirs.usage().num_corrupt == 1
     assert physical_bytes(tmp_path / 'shared') == 8192
     assert [ours.put(*block(number)) for number in (1, 2, 3)] == [PutResult.STORED] * 3
@@ -215,7 +207,7 @@ def test_files_removed_by_hand_are_misses_and_are_counted_again_by_the_next_only
     store = open_store()
     store.put(*block(1))
     os.unlink(store._shared.path(block(1)[0].key))
-    assert not has(store, 1)
+    assert not read(store, 1)
     assert store.usage().num_errors == 0
     store.close()
     assert open_store().usage().used_bytes == 0
@@ -225,7 +217,7 @@ def test_directory_removed_under_a_living_owner_is_a_failure_and_no_crash(tmp_pa
     store = open_store()
     store.put(*block(1))
     shutil.rmtree(tmp_path / 'shared')
-    assert not has(store, 1)
+    assert not read(store, 1)
     assert store.put(*block(2)) is PutResult.FAILED
     assert store.usage().num_errors >= 1
 
