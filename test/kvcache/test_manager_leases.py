@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small_cache import HEAD, NAMESPACE, ROBOT_1, Cache
+from small_cache import HEAD, NAMESPACE, ROBOT_1, Cache, content
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import SessionKey
+from kv_agent_ros.kvcache.storage.base import checksum
 
 
 def test_release_twice_and_of_unknown_ids_is_harmless(cache: Cache) -> None:
@@ -95,3 +96,57 @@ def test_no_lock_is_left_after_all_sessions_end(cache: Cache) -> None:
     cache.drop_dram()
     assert cache.manager.num_reserved_slots == 0
     assert cache.manager.stats().tiers[0].used_bytes == 0
+
+
+def test_slots_of_a_late_writer_rest_so_that_it_cannot_overwrite_others(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=8)
+    late = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    cache.now_s = 60.0
+    assert cache.write(list(range(100, 132))) == 4  # the other half of memory
+    for slot in late.slots:
+        cache.segments.slot(slot)[:] = 255
+    assert cache.read([*range(100, 132), 0]) == 16
+    assert cache.manager.stats().num_checksum_failures == 0
+
+
+def test_rested_slots_are_used_again(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=8)
+    cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    cache.now_s = 120.0
+    assert cache.write(list(range(100, 132))) == 8
+
+
+def test_late_writer_that_says_it_is_done_gives_its_slots_back_at_once(cache: Cache) -> None:
+    for end in (lambda lease_id: cache.manager.commit(lease_id, [bytes(16)] * 4), cache.manager.release):
+        lease = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+        cache.now_s += 60.0
+        assert cache.manager.stats().tiers[0].used_bytes == 4 * NAMESPACE.block_bytes
+        end(lease.lease_id)
+        assert cache.manager.stats().tiers[0].used_bytes == 0
+    assert cache.num_in_dram == 0
+
+
+def test_writer_of_before_a_clear_cannot_overwrite_what_came_after(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=8)
+    late = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    cache.manager.clear()
+    cache.write(HEAD)
+    for slot in late.slots:
+        cache.segments.slot(slot)[:] = 255
+    assert cache.read([*HEAD, 99]) == 16
+
+
+def test_bytes_overwritten_by_a_writer_that_is_later_still_have_a_wrong_checksum_in_every_tier(
+    open_cache: Callable[..., Cache],
+) -> None:
+    cache = open_cache(dram_blocks=4)
+    late = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    cache.now_s = 120.0
+    lease = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    for slot in lease.slots:
+        cache.segments.slot(slot)[:] = content(slot.block_key)
+    cache.segments.slot(late.slots[2])[:] = 255
+    cache.manager.commit(lease.lease_id, [checksum(content(slot.block_key)) for slot in lease.slots])
+    cache.flush()
+    cache.drop_dram()
+    assert cache.read([*HEAD, 99]) == 8  # read() looks at every byte

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache
+from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache, content
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import SessionKey, Tier
+from kv_agent_ros.kvcache.storage.base import checksum
 
 
 def test_blocks_of_an_open_session_outlive_a_flood_and_go_first_after_it_ends(
@@ -97,3 +98,61 @@ def test_books_of_sessions_and_prompts_add_up(cache: Cache) -> None:
     assert (stats.prompt_tokens, stats.cached_tokens, stats.num_blocks) == (33, 16, 4)
     (usage,) = stats.sessions
     assert (usage.session, usage.num_blocks, usage.prompt_tokens, usage.cached_tokens) == (ROBOT_1, 4, 33, 16)
+
+
+def references(cache: Cache) -> dict[str, int]:
+    return {usage.session.robot_id: usage.num_blocks for usage in cache.manager.stats().sessions}
+
+
+def test_turn_that_ends_after_its_session_does_not_revive_it(cache: Cache) -> None:
+    cache.read(HEAD)
+    lease = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    for slot in lease.slots:
+        cache.segments.slot(slot)[:] = content(slot.block_key)
+    cache.manager.end_session(ROBOT_1)
+    assert cache.manager.commit(lease.lease_id, [checksum(content(slot.block_key)) for slot in lease.slots]) == 4
+    cache.write([*HEAD, *range(20, 28)])  # reserved and committed after the end: still of the old turn
+    assert references(cache) == {}
+    assert cache.manager.pin(ROBOT_1, 10.0) == 0
+
+
+def test_turn_of_before_refers_to_nothing_in_a_session_that_was_begun_again(cache: Cache) -> None:
+    lease = cache.manager.reserve(NAMESPACE, ROBOT_1, np.array(HEAD, np.int32))
+    cache.manager.end_session(ROBOT_1)
+    cache.read(list(range(100, 117)))
+    cache.manager.commit(lease.lease_id, [bytes(16)] * 4)
+    assert references(cache) == {'robot1': 0}
+    cache.write(list(range(100, 116)))
+    assert references(cache) == {'robot1': 4}
+
+
+def test_a_retry_starts_from_the_prefix_of_its_source(cache: Cache) -> None:
+    cache.write(HEAD)
+    assert cache.manager.fork(ROBOT_1, ROBOT_2) == 4
+    cache.manager.end_session(ROBOT_1)
+    assert references(cache) == {'robot2': 4}
+    assert cache.manager.pin(ROBOT_2, 10.0) == 4
+    assert cache.manager.fork(SessionKey(robot_id='nobody', session_id=''), ROBOT_1) == 0
+
+
+def test_candidates_share_the_head_and_have_tails_of_their_own(cache: Cache) -> None:
+    cache.write(HEAD)
+    candidates = [SessionKey(robot_id='robot1', session_id=f'candidate{n}') for n in range(3)]
+    for number, candidate in enumerate(candidates):
+        cache.manager.fork(ROBOT_1, candidate)
+        cache.write([*HEAD, *range(100 * number, 100 * number + 8)], candidate)
+    assert cache.num_in_dram == 4 + 3 * 2
+    assert [cache.manager.end_session(candidate) for candidate in candidates] == [6, 6, 6]
+
+
+def test_closing_returns_exactly_what_was_held(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=8)
+    for number in range(50):
+        session = SessionKey(robot_id=f'robot{number}', session_id='planner')
+        cache.write(list(range(number * 16, number * 16 + 16)), session)
+        cache.manager.pin(session, 1000.0)
+        cache.manager.end_session(session)
+        cache.flush()
+        usage = cache.manager.stats().tiers[0]
+        assert (cache.manager.num_locks, usage.evictable_bytes) == (0, usage.used_bytes)
+    assert cache.manager.stats().sessions == ()
