@@ -1,6 +1,7 @@
 """One real server for the whole folder; skipped where SGLang's environment cannot be made."""
 
 from collections.abc import Iterator
+import json
 from pathlib import Path
 import sys
 
@@ -15,13 +16,31 @@ HICACHE += ('--hicache-storage-prefetch-policy', 'wait_complete', '--hicache-wri
 SMALL = ('--max-total-tokens', '3072', '--max-running-requests', '2')
 
 
+def published(port: int, replay_port: int) -> dict[str, object]:
+    """SGLang's setting for its event stream, on this machine only."""
+    endpoint, replay_endpoint = f'tcp://127.0.0.1:{port}', f'tcp://127.0.0.1:{replay_port}'
+    return {
+        'publisher': 'zmq',
+        'endpoint': endpoint,
+        'replay_endpoint': replay_endpoint,
+        'bind': True,
+        'format': 'dynamo',  # hashes that tenants do not share
+    }
+
+
 @pytest.fixture(scope='session')
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangProcess]:
     try:
         make_environment()
     except NoSglangError as error:
         pytest.skip(str(error))
-    process = SglangProcess(port=free_port(), state_dir=tmp_path_factory.mktemp('sglang'), flags=(*HICACHE, *SMALL))
+    events = free_port(), free_port()
+    process = SglangProcess(
+        port=free_port(),
+        event_ports=events,
+        state_dir=tmp_path_factory.mktemp('sglang'),
+        flags=(*HICACHE, *SMALL, '--kv-events-config', json.dumps(published(*events))),
+    )
     process.start()
     yield process
     process.stop()

@@ -11,6 +11,8 @@ import subprocess
 
 import httpx
 
+from kv_agent_ros.inference.kv_events import EventFollower, ZmqReplay
+
 SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'sglang'
 SETUP_S, START_S, STOP_S = 900.0, 400.0, 30.0
 
@@ -24,12 +26,18 @@ class SglangProcess:
     """The server at `url`; it keeps its port over restarts."""
 
     port: int
+    event_ports: tuple[int, int]  # of the stream and of its replay
     state_dir: Path
     flags: Sequence[str]
 
     @property
     def url(self) -> str:
         return f'http://127.0.0.1:{self.port}'
+
+    def events(self) -> EventFollower:
+        """A follower of its cache events."""
+        endpoint, replay_endpoint = (f'tcp://127.0.0.1:{port}' for port in self.event_ports)
+        return EventFollower.open(endpoint=endpoint, replay=ZmqReplay(replay_endpoint, 5.0))
 
     def start(self) -> None:
         """Start it and wait until it answers."""

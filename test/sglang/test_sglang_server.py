@@ -1,7 +1,8 @@
 """Our backend against a real SGLang server with a real model on this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 import json
 from pathlib import Path
 import random
@@ -17,12 +18,15 @@ from sglang_process import SglangProcess
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
 from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
+from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of, read_tokenizer
+from kv_agent_ros.inference.engine_mirror import MirrorState
+from kv_agent_ros.inference.kv_events import EventFollower
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_model import load_local_model
 from kv_agent_ros.inference.openai_http import HttpSettings
 from kv_agent_ros.inference.sglang import SglangBackend, connect_sglang
 from kv_agent_ros.inference.sglang_server import PriorityOrder
-from kv_agent_ros.kvcache.block import SessionKey
+from kv_agent_ros.kvcache.block import SessionKey, Tier
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
@@ -73,12 +77,20 @@ def is_idle(server: SglangProcess) -> bool:
     return server.num_requests() == 0
 
 
+def wait_for(mirror: EventFollower, predicate: Callable[[], bool]) -> None:
+    """Follow the events until the predicate is true; fails after some seconds."""
+    deadline = Deadline(20.0)
+    while not predicate():
+        assert not deadline.is_over, mirror.stats()
+        mirror.poll(0.1)
+
+
 def test_the_probe_finds_what_the_server_is(backend: SglangBackend) -> None:
     found = backend.server
     assert (found.version, found.model, found.tree_core) == ('0.5.23', 'SmolLM2-135M-Instruct', 'rust')
     assert (found.page_tokens, found.capacity_tokens, found.grammar) == (PAGE_TOKENS, 3072, 'xgrammar')
     assert (found.priority, found.reports_cached_tokens) == (PriorityOrder.HIGHER_FIRST, True)
-    assert (found.has_host_tier, found.storage, found.has_kv_events) == (True, 'file', False)
+    assert (found.has_host_tier, found.storage, found.has_kv_events) == (True, 'file', True)
     assert 'tree core rust' in found.summary()
 
 
@@ -124,6 +136,26 @@ def test_robots_of_one_tenant_share_a_prefix_and_another_tenant_does_not(
     foreign = connected(server, 'neighbour').generate(asked('fork', robot='robot1'), Deadline(ANSWER_S))
     assert shared.usage.cached_tokens > 200
     assert foreign.usage.cached_tokens == 0
+
+
+def test_mirror_says_what_the_server_then_serves(server: SglangProcess, backend: SglangBackend) -> None:
+    tokenizer = read_tokenizer(Path(backend.server.tokenizer_path) / 'tokenizer.json')
+    prompt = ChatTokenizer(tokenizer, chat_format_of(tokenizer)).prompt(asked('clock').messages)
+    with closing(server.events()) as mirror:
+        mirror.poll(1.0)
+        before = mirror.matched_tokens(prompt, 'home')
+        cold = backend.generate(asked('clock'), Deadline(ANSWER_S)).usage
+        wait_for(mirror, lambda: mirror.matched_tokens(prompt, 'home') >= len(prompt) - PAGE_TOKENS)
+        known = mirror.matched_tokens(prompt, 'home')
+        warm = backend.generate(asked('clock'), Deadline(ANSWER_S)).usage
+        assert (before, known) == (cold.cached_tokens, warm.cached_tokens)
+        assert mirror.matched_tokens(prompt, 'neighbour') == 0
+        stats = mirror.stats()
+        assert (stats.state, stats.num_orphans) == (MirrorState.SYNCED, 0)
+        assert stats.blocks_by_tier[Tier.HBM] > 0
+        assert is_idle(server)
+        server.flush()
+        wait_for(mirror, lambda: mirror.matched_tokens(prompt, 'home') == 0)
 
 
 def test_usage_tells_from_which_tier_the_cached_tokens_came(server: SglangProcess, backend: SglangBackend) -> None:
@@ -180,7 +212,7 @@ def test_urgent_request_overtakes_those_that_wait(server: SglangProcess, backend
         ended.append(name)
         return answer
 
-    chats = [pool.submit(ask, f'chat{number}', 0, 40) for number in range(4)]
+    chats = [pool.submit(ask, f'chat{number}', 0, 24) for number in range(4)]
     deadline = Deadline(20.0)
     while server.num_requests() < 4 and not deadline.wait(0.05):
         pass
@@ -228,7 +260,9 @@ def test_hung_server_is_a_timeout_and_is_used_again_when_it_goes_on(
 def test_killed_server_is_an_unavailable_model_and_is_used_again_when_it_is_back(
     server: SglangProcess, backend: SglangBackend
 ) -> None:
+    mirror = server.events()
     cold = backend.generate(asked('key'), Deadline(ANSWER_S))
+    wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
     pieces: list[str] = []
 
     def kill_at_first(piece: str) -> None:
@@ -241,6 +275,9 @@ def test_killed_server_is_an_unavailable_model_and_is_used_again_when_it_is_back
     with pytest.raises(ModelUnavailableError, match='is it running'):
         backend.generate(asked('key'), Deadline(ANSWER_S))
     server.start()
+    wait_for(mirror, lambda: (mirror.stats().state, mirror.stats().num_blocks) == (MirrorState.SYNCED, 0))
     warm = backend.generate(asked('key'), Deadline(ANSWER_S))
     assert (warm.outcome, warm.text) == (Outcome.SUCCESS, cold.text)
     assert warm.usage.cached_storage_tokens > 200
+    wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
+    mirror.close()
