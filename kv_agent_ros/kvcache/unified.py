@@ -8,6 +8,7 @@ in this order: spare, with the tails of the tree, those of branch points. Not th
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+import sys
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.component_parts import PartTable
@@ -15,6 +16,8 @@ from kv_agent_ros.kvcache.components import FULL, Component, Part, deepest_bound
 from kv_agent_ros.kvcache.eviction import BlockUse, EvictionPolicy, Rank
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
+
+_FIRST = -sys.maxsize  # below every rank of a policy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -278,7 +281,7 @@ class _UselessTailsFirst:
         self._cache = cache
 
     def rank(self, use: BlockUse) -> Rank:
-        return self._policy.rank(use) if self._cache.is_boundary(use.key) else (-1, use.last_used)
+        return self._policy.rank(use) if self._cache.is_boundary(use.key) else (_FIRST, use.last_used)
 
 
 def _parts(component: Component, keys: Sequence[bytes], indexes: Iterable[int]) -> Iterable[Part]:
