@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument('--budgets', type=float, nargs='+', default=[0.2, 0.12], help='share of the tokens to keep')
     parser.add_argument('--context', type=int, default=1536, help='tokens before the compression')
     parser.add_argument('--future', type=int, default=64, help='tokens after it, whose queries are measured')
-    parser.add_argument('--agreement', type=int, default=24, help='of these, how many next tokens are compared')
+    parser.add_argument('--agreement', type=int, default=16, help='of these, how many next tokens are compared')
     parser.add_argument('--texts', type=int, default=6, choices=range(1, 7), help='documents and sessions in turn')
     parser.add_argument('--model', default=BUNDLED, help='bundled, a .gguf file or a Hugging Face directory')
     parser.add_argument('--cache-dir', type=Path, default=expand(CACHE_DIR) / 'models')

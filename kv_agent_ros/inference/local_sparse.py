@@ -4,6 +4,8 @@ Whenever its length is a multiple of the policy's interval, it keeps what its la
 leaves a copy in the cache: a later engine finds it there and computes only what came after.
 """
 
+import logging
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,6 +14,7 @@ from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.inference.llama_config import rotary_frequencies
 from kv_agent_ros.inference.local_llama import KVBuffer, Logits
 from kv_agent_ros.inference.local_model import LocalModel
+from kv_agent_ros.inference.local_reuse import CACHE_FAULTS
 from kv_agent_ros.inference.local_run import CHUNK_TOKENS
 from kv_agent_ros.kvcache.block import SessionKey, TokenArray
 from kv_agent_ros.kvcache.importance import LOOK_AHEAD_QUERIES, FloatArray, look_ahead, rotate
@@ -20,6 +23,8 @@ from kv_agent_ros.kvcache.sparse_kv import SparseKV
 from kv_agent_ros.kvcache.sparse_policy import Positions
 
 RETENTION_QUERIES = 32
+
+_log = logging.getLogger(__name__)
 
 
 class SparseSession:
@@ -50,8 +55,12 @@ class SparseSession:
         return self._num_rows
 
     def resume(self, tokens: TokenArray) -> int:
-        """Start from what the cache has of `tokens`; returns how many of them need not be computed."""
-        found = self._sparse.fetch(self._session, tokens)
+        """Start from what the cache has of `tokens`; returns how many of them need not be computed, 0 on any fault."""
+        try:
+            found = self._sparse.fetch(self._session, tokens)
+        except CACHE_FAULTS as fault:
+            _log.warning('KV cache: fetching sparse KV failed (%s); computing without it', fault)
+            found = None
         if found is None:
             return 0
         self._tokens = tokens[: found.num_tokens]
@@ -100,7 +109,13 @@ class SparseSession:
         self.retentions.append(compression.retention)
         self._hold(compression.kv)
         if not compression.kv.is_full:
-            self._sparse.store(self._session, self._tokens, compression.kv)
+            self._store(compression.kv)
+
+    def _store(self, kv: SparseKV) -> None:
+        try:
+            self._sparse.store(self._session, self._tokens, kv)
+        except CACHE_FAULTS as fault:
+            _log.warning('KV cache: storing sparse KV failed (%s); going on without a copy', fault)
 
     def _later_rows(self) -> tuple[FloatArray, FloatArray]:
         """Keys and values that were computed since the last compression."""

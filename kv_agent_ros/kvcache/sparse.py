@@ -107,10 +107,11 @@ class SparseKVCache:
         """
         path = self._path(tokens)
         blocks = pack(kv, self.namespace)
-        if len(tokens) not in self.policy.points(len(tokens)) or kv.num_tokens != len(tokens) or kv.is_full:
+        is_compressed = kv.num_tokens == len(tokens) and len(tokens) in self.policy.points(len(tokens))
+        if not is_compressed or len(path) != len(blocks) * self.namespace.block_tokens:
             raise BadRequestError(
                 f'sparse KV: expected {len(tokens)} tokens compressed at a multiple of {self.policy.interval_tokens}, '
-                f'got {kv.num_tokens} tokens of which heads keep up to {kv.counts.max(initial=0)}'
+                f'got {kv.num_tokens} tokens of which heads keep {kv.counts.sum()} rows in all'
             )
         lease = self._cache.reserve(self.namespace, session, path)
         try:

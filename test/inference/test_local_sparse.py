@@ -1,16 +1,17 @@
 """A growing session on a tiny real network, against the same network with the dropped tokens masked out."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kv_agent_ros.errors import BadRequestError
+from kv_agent_ros.errors import BadRequestError, UnreachableError
 from kv_agent_ros.inference.local_llama import KVBuffer
 from kv_agent_ros.inference.local_model import LocalModel
 from kv_agent_ros.inference.local_sparse import SparseSession
-from kv_agent_ros.kvcache.block import SessionKey
+from kv_agent_ros.kvcache.block import PrefixLease, SessionKey, WriteLease
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
@@ -149,3 +150,41 @@ def test_session_that_would_lose_too_much_stays_full_and_exact(tiny_model: Local
     assert session.num_rows == 300
     assert np.abs(logits - tiny_model.llama.forward(tokens, KVBuffer(tiny_model.llama.config), 0)).max() < 1e-4
     assert session_of(tiny_model, manager, policy).resume(tokens) == 0
+
+
+def test_session_goes_on_when_its_cache_does_not_answer(tiny_model: LocalModel) -> None:
+    class Silent(KVCacheManager):
+        def acquire(self, *_: object) -> PrefixLease:
+            raise UnreachableError('acquire: expected an answer, got none')
+
+        def reserve(self, *_: object) -> WriteLease:
+            raise UnreachableError('reserve: expected an answer, got none')
+
+    sessions = SessionIndex()
+    dram = DramTier(store=HostStore(SharedArena.create(1 << 20)), policy=SessionLruPolicy(sessions.is_referenced))
+    with Silent(dram=dram, sessions=sessions) as silent:
+        session, tokens = session_of(tiny_model, silent, policy_of(64)), tokens_of(tiny_model, 300)
+
+        assert session.resume(tokens) == 0
+        assert np.isfinite(session.extend(tokens)).all()
+
+    assert session.num_rows == 64 + 300 - 2 * INTERVAL
+
+
+def test_smollm2_mostly_says_the_same_with_a_third_of_its_kv(smollm2: LocalModel, manager: KVCacheManager) -> None:
+    text = (Path(__file__).parents[2] / 'LICENSE').read_text()
+    tokens = np.array(smollm2.tokenizer.encode(text, add_special_tokens=False).ids[: 3 * 256 + 20], np.int32)
+    policy = SparsePolicy(budget=TokenBudget(256))
+    session = session_of(smollm2, manager, policy)
+    buffer = KVBuffer(smollm2.llama.config)
+    session.extend(tokens[: 3 * 256])
+    for start in range(0, 3 * 256, 256):
+        smollm2.llama.forward(tokens[start : start + 256], buffer, start)
+
+    steps = range(3 * 256, len(tokens))
+    sparse = [int(session.extend(tokens[i : i + 1]).argmax()) for i in steps]
+    full = [int(smollm2.llama.forward(tokens[i : i + 1], buffer, i).argmax()) for i in steps]
+
+    assert session.num_rows == 256 + 20
+    assert min(cost.mass for cost in session.retentions) > 0.85
+    assert np.mean(np.array(sparse) == np.array(full)) >= 0.7

@@ -225,7 +225,9 @@ def test_only_what_the_policy_makes_is_stored(manager: KVCacheManager) -> None:
     cache, tokens = sparse_cache(manager), tokens_of(128)
     kv = compressed(cache, tokens)
 
-    for wrong_tokens, wrong_kv in ((tokens[:64], kv), (tokens, SparseKV.full(*rows_of(tokens)))):
+    later = kv.extended(*rows_of(tokens_of(64)))
+    grown = (np.append(tokens, tokens_of(64)), later)
+    for wrong_tokens, wrong_kv in ((tokens[:64], kv), (tokens, SparseKV.full(*rows_of(tokens))), grown):
         with pytest.raises(BadRequestError, match='sparse KV: expected'):
             cache.store(ROBOT, wrong_tokens, wrong_kv)
 
