@@ -8,6 +8,7 @@ from kv_agent_ros.build.cache import CacheCore, open_cache
 from kv_agent_ros.config import KVCacheConfig
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.inspector.metrics import cache_metrics
+from kv_agent_ros.kvcache.base import PrefetchPolicy
 from kv_agent_ros.kvcache.block import KVEvent, Tier
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.msg import KVEvent as EventMsg
@@ -19,6 +20,7 @@ from kv_agent_ros.ros.conversions.kv import (
     session_from_msg,
     slot_to_msg,
 )
+from kv_agent_ros.ros.conversions.values import member
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.metrics import to_metrics
 from kv_agent_ros.ros.qos import EVENT
@@ -28,8 +30,10 @@ from kv_agent_ros.srv import (
     CommitBlocks,
     DiscardBlocks,
     EvictBlocks,
+    ForkSession,
     GetCacheStats,
     PinSession,
+    PrefetchPrefix,
     ReleaseLease,
     ReleaseSession,
     ReserveBlocks,
@@ -70,6 +74,18 @@ class CacheService:
         """discard_blocks."""
         self._manager.discard(request.lease_id, request.num_good_blocks)
 
+    def prefetch(self, request: PrefetchPrefix.Request, response: PrefetchPrefix.Response) -> None:
+        """prefetch_prefix."""
+        namespace, session = namespace_from_msg(request.kv_namespace), session_from_msg(request.session)
+        policy = member(PrefetchPolicy, request.policy, 'policy')
+        tokens = np.asarray(request.token_ids, np.int32)
+        done = self._manager.prefetch(namespace, session, tokens, policy, request.timeout_s)
+        response.num_blocks, response.is_complete = done.num_blocks, done.is_complete
+
+    def fork(self, request: ForkSession.Request, response: ForkSession.Response) -> None:
+        """fork_session."""
+        response.num_blocks = self._manager.fork(session_from_msg(request.source), session_from_msg(request.session))
+
     def pin(self, request: PinSession.Request, response: PinSession.Response) -> None:
         """pin_session."""
         response.num_blocks = self._manager.pin(session_from_msg(request.session), request.duration_s)
@@ -97,6 +113,8 @@ def serve(core: CacheCore, config: KVCacheConfig, endpoints: Endpoints) -> None:
     endpoints.service(CommitBlocks, 'commit_blocks', service.commit)
     endpoints.service(ReleaseLease, 'release_lease', service.release)
     endpoints.service(DiscardBlocks, 'discard_blocks', service.discard)
+    endpoints.service(PrefetchPrefix, 'prefetch_prefix', service.prefetch)
+    endpoints.service(ForkSession, 'fork_session', service.fork)
     endpoints.service(PinSession, 'pin_session', service.pin)
     endpoints.service(ReleaseSession, 'release_session', service.end_session)
     endpoints.service(EvictBlocks, 'evict', service.evict)

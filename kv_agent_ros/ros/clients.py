@@ -22,6 +22,7 @@ from kv_agent_ros.inference.base import (
     ignore_tokens,
 )
 from kv_agent_ros.inference.endings import cut_short
+from kv_agent_ros.kvcache.base import Prefetched, PrefetchPolicy
 from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
 from kv_agent_ros.ros.conversions.inference import (
@@ -43,9 +44,11 @@ from kv_agent_ros.srv import (
     DiscardBlocks,
     ExplainFailure,
     ForgetRecord,
+    ForkSession,
     GetCacheStats,
     PinSession,
     PlanTask,
+    PrefetchPrefix,
     RecallRecords,
     ReleaseLease,
     ReleaseSession,
@@ -66,6 +69,8 @@ class RosPrefixCache:
         self._commit = endpoints.service_caller(CommitBlocks, f'{namespace}commit_blocks')
         self._release = endpoints.service_caller(ReleaseLease, f'{namespace}release_lease')
         self._discard = endpoints.service_caller(DiscardBlocks, f'{namespace}discard_blocks')
+        self._prefetch = endpoints.service_caller(PrefetchPrefix, f'{namespace}prefetch_prefix')
+        self._fork = endpoints.service_caller(ForkSession, f'{namespace}fork_session')
         self._pin = endpoints.service_caller(PinSession, f'{namespace}pin_session')
         self._end = endpoints.service_caller(ReleaseSession, f'{namespace}release_session')
         self._stats = endpoints.service_caller(GetCacheStats, f'{namespace}cache_stats')
@@ -100,6 +105,29 @@ class RosPrefixCache:
     def discard(self, lease_id: str, num_good_blocks: int) -> None:
         request = DiscardBlocks.Request(lease_id=lease_id, num_good_blocks=num_good_blocks)
         self._discard.call(request, self._timeout_s)
+
+    def prefetch(
+        self,
+        namespace: KVNamespace,
+        session: SessionKey,
+        tokens: TokenArray,
+        policy: PrefetchPolicy,
+        timeout_s: float,
+    ) -> Prefetched:
+        request = PrefetchPrefix.Request(
+            kv_namespace=namespace_to_msg(namespace),
+            session=session_to_msg(session),
+            token_ids=tokens,
+            policy=policy.value,
+            timeout_s=timeout_s,
+        )
+        reply = self._prefetch.call(request, timeout_s + self._timeout_s)
+        _raise_unless_success(self._prefetch.name, reply)
+        return Prefetched(num_blocks=reply.num_blocks, is_complete=reply.is_complete)
+
+    def fork(self, source: SessionKey, session: SessionKey) -> int:
+        request = ForkSession.Request(source=session_to_msg(source), session=session_to_msg(session))
+        return int(self._fork.call(request, self._timeout_s).num_blocks)
 
     def pin(self, session: SessionKey, duration_s: float) -> int:
         request = PinSession.Request(session=session_to_msg(session), duration_s=duration_s)
