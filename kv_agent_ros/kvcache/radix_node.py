@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from kv_agent_ros.kvcache.eviction import BlockUse
+from kv_agent_ros.kvcache.eviction import BlockUse, PastUse
 from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath, chain_keys
 
 
@@ -21,6 +21,7 @@ class Node:
         'depth',
         'first_used',
         'is_doomed',
+        'is_end',
         'is_queued',
         'last_used',
         'num_locks',
@@ -40,6 +41,7 @@ class Node:
         self.num_locks = 0
         self.first_used = self.last_used = self.num_uses = self.priority = 0
         self.is_doomed = False
+        self.is_end = False  # the path that used it last ended with it
         self.is_queued = False  # for eviction
         self._keys: list[bytes] = []  # empty until somebody asks
 
@@ -51,7 +53,7 @@ class Node:
     def is_evictable(self) -> bool:
         return self.parent is not None and not self.children and not self.num_locks
 
-    def use(self, num_after: int = 0) -> BlockUse:
+    def use(self, now: int, num_after: int = 0) -> BlockUse:
         """What is known about the last block, or the one that has so many of the run after it."""
         return BlockUse(
             last_used=self.last_used,
@@ -59,8 +61,14 @@ class Node:
             num_uses=self.num_uses,
             depth=self.depth + self.num_blocks - 1 - num_after,
             priority=self.priority,
+            is_end=self.is_end and not num_after,
+            now=now,
             find_key=partial(self.key, -1 - num_after),
         )
+
+    def past(self) -> PastUse:
+        """What is to be remembered of the last block."""
+        return PastUse(self.num_uses, self.last_used, self.is_end)
 
     def num_equal(self, tokens: bytes, start: int) -> int:
         """How many blocks of the run are those of `tokens` from byte `start` on."""
@@ -143,6 +151,7 @@ class Node:
         dropped = self.block_keys()[-num_blocks:]
         self.tokens = self.tokens[: -self.width * num_blocks]
         del self._keys[-num_blocks:]
+        self.is_end = False
         return dropped
 
 

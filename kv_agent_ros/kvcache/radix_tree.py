@@ -6,11 +6,11 @@ who ask. It is not thread-safe: its owner guards it. After RadixAttention (arXiv
 of whole nodes as the unit of eviction.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import itertools
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.eviction import EvictionPolicy, GhostList
+from kv_agent_ros.kvcache.eviction import NEVER_USED, EvictionPolicy, GhostList, PastUse, UseObserver
 from kv_agent_ros.kvcache.eviction_queue import EvictionQueue
 from kv_agent_ros.kvcache.path import TOKEN_BYTES, TokenPath
 from kv_agent_ros.kvcache.radix_node import Node, root_node
@@ -46,8 +46,9 @@ class RadixPrefixCache:
     A lock holds every block from the root down; a block under a lock, or with blocks after it, is never evicted.
     """
 
-    def __init__(self, policy: EvictionPolicy, num_ghosts: int = 0) -> None:
+    def __init__(self, policy: EvictionPolicy, num_ghosts: int = 0, observers: Sequence[UseObserver] = ()) -> None:
         """`num_ghosts` evicted blocks are remembered: one that comes back brings its number of uses."""
+        self._observers = tuple(observers)
         self._queue = EvictionQueue(policy)
         self._num_ghosts = num_ghosts
         self._ghosts = GhostList(num_ghosts)
@@ -73,9 +74,7 @@ class RadixPrefixCache:
         """Lock the longest cached prefix of the path and count one use of it, now."""
         lock = self.hold(path)
         self._tick += 1
-        for step in lock._node.path():
-            step.last_used = self._tick
-            step.num_uses += 1
+        self._use(lock._node, path, 1)
         return lock
 
     def hold(self, path: TokenPath) -> PathLock:
@@ -124,39 +123,43 @@ class RadixPrefixCache:
         if path.tokens[start : start + width] in node.children:
             return 0
         self._tick += 1
-        for end, num_uses in self._runs(path, num_matched):
+        for end, past in self._runs(path, num_matched):
             node = Node(node, path.tokens[start : end * width], width)
             assert node.parent is not None
             node.hang_on(node.parent)
-            node.first_used, node.num_uses = self._tick, num_uses
+            node.first_used = self._tick
+            node.num_uses, node.last_used, node.is_end = past.num_uses, past.last_used, past.is_end
             if path.hashed_keys:
                 node.learn_keys(path)
             start = end * width
         num_added = path.num_blocks - num_matched
         self._num_blocks += num_added
         for step in node.path():
-            step.last_used = self._tick
             if step.priority < priority:
                 step.priority = priority
+        self._use(node, path, 0)
         self._enqueue(node)
         return num_added
 
     def evict(self, num_blocks: int) -> list[bytes]:
         """Remove up to `num_blocks` unlocked blocks, tails first, in the policy's order; returns their keys."""
         removed: list[bytes] = []
-        while len(removed) < num_blocks and (found := self._queue.take(num_blocks - len(removed))) is not None:
+        while len(removed) < num_blocks:
+            found = self._queue.take(num_blocks - len(removed), self._tick)
+            if found is None:
+                break
             removed += self._remove_tail(*found)
             self._enqueue(found[0])
         return removed
 
     def victim(self) -> TokenPath:
         """The path whose last block evict() would remove first; empty when it could remove nothing."""
-        node = self._queue.first()
+        node = self._queue.first(self._tick)
         return TokenPath() if node is None else node.token_path()
 
     def victim_key(self) -> bytes:
         """Key of the block that evict() would remove first; empty when it could remove nothing."""
-        node = self._queue.first()
+        node = self._queue.first(self._tick)
         return b'' if node is None else node.key(-1)
 
     def leaves(self) -> Iterator[TokenPath]:
@@ -236,18 +239,28 @@ class RadixPrefixCache:
             node = child
         return node, node.num_blocks, start // width
 
-    def _runs(self, path: TokenPath, start: int) -> list[tuple[int, int]]:
-        """Where the runs of the blocks from `start` on end, and how often theirs have been used, this time included."""
-        step = max(1, _MAX_RUN_BYTES // (path.block_tokens * TOKEN_BYTES))
+    def _runs(self, path: TokenPath, start: int) -> list[tuple[int, PastUse]]:
+        """Where the runs of the blocks from `start` on end, and what is remembered of theirs."""
+        size, num_blocks = max(1, _MAX_RUN_BYTES // (path.block_tokens * TOKEN_BYTES)), path.num_blocks
         if not len(self._ghosts):
-            num_blocks = path.num_blocks
-            return [(min(end, num_blocks), 1) for end in range(start + step, num_blocks + step, step)]
-        num_uses = [1 + self._ghosts.take(key) for key in path.keys()[start:]]
+            return [(min(end, num_blocks), NEVER_USED) for end in range(start + size, num_blocks + size, size)]
+        pasts = [self._ghosts.take(key) for key in path.keys()[start:]]
         return [
             (end, before)
-            for end, (before, after) in enumerate(itertools.pairwise([*num_uses, 0]), start + 1)
-            if before != after or not (end - start) % step
+            for end, (before, after) in enumerate(itertools.pairwise([*pasts, NEVER_USED]), start + 1)
+            if before != after or not (end - start) % size or end == num_blocks
         ]
+
+    def _use(self, node: Node, path: TokenPath, num_more: int) -> None:
+        """The path, which is in the tree down to `node`, is used now; blocks that are already old, `num_more` times."""
+        is_end = node.depth + node.num_blocks == path.num_blocks
+        for step in node.path():
+            before = step.past() if self._observers else NEVER_USED
+            step.last_used = self._tick
+            step.num_uses += 1 if step.first_used == self._tick else num_more
+            step.is_end, is_end = is_end, False
+            for observer in self._observers if step.parent is not None else ():
+                observer.used(before, step.past(), step.num_blocks)
 
     def _enqueue(self, node: Node) -> None:
         self._queue.push(node)
@@ -255,6 +268,7 @@ class RadixPrefixCache:
             self.reorder()
 
     def _remove_tail(self, node: Node, num_blocks: int) -> list[bytes]:
+        past = node.past()
         if num_blocks < node.num_blocks:
             removed = node.drop_last(num_blocks)
             self._num_blocks -= num_blocks
@@ -265,7 +279,8 @@ class RadixPrefixCache:
                 self._enqueue(parent)
         removed.reverse()
         for key in removed if self._num_ghosts else ():
-            self._ghosts.remember(key, node.num_uses)
+            self._ghosts.remember(key, past)
+            past = PastUse(past.num_uses, past.last_used) if past.is_end else past
         return removed
 
     def _remove_subtree(self, node: Node) -> list[bytes]:
