@@ -78,6 +78,7 @@ ROBOT_ID = 'name of this robot, equal to its namespace'
 SHARED = 'namespace of the shared nodes (world model, planner, memory, inference, KV cache)'
 STATE = 'folder for what must survive a restart'
 WORLD = 'home (bundled) or the path of a world file'
+WRITE_POLICIES = ('write_through', 'selective', 'write_back')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,9 +135,19 @@ class KVCacheConfig:
     state_dir: str = setting(STATE_DIR, STATE)
     tenant: str = setting('home', 'whose blocks these are; robots of one tenant share prefixes')
     dram_bytes: int = setting(1 << 30, 'budget of the shared-memory tier', 'B', 1 << 20)
+    high_watermark: float = setting(0.95, 'memory fuller than this share loses blocks', '1', 0.05, 1.0)
+    low_watermark: float = setting(0.85, '… until it is no fuller than this one', '1', 0.05, 1.0)
     ssd_bytes: int = setting(4 << 30, 'budget of the disk tier', 'B', 1 << 20)
+    ssd_write_policy: str = setting('write_through', 'which blocks go to disk, and when', choices=WRITE_POLICIES)
+    remote_dir: str = setting('', 'folder that machines share, behind the disk; empty, no such tier')
+    remote_bytes: int = setting(16 << 30, 'budget of that folder, equal on all machines', 'B', 1 << 20)
+    remote_write_policy: str = setting('selective', 'which blocks go there, and when', choices=WRITE_POLICIES)
+    recent_tokens: int = setting(128, 'last tokens of a prompt that lower tiers keep exact', 'tokens', 1, 1 << 20)
+    prefill_tokens_per_s: float = setting(0.0, 'speed believed of engines until measured; 0, none', '1/s', 0.0, 1e9)
     lease_timeout_s: float = setting(30.0, 'a lease whose holder is silent ends after', 's', 0.1, 3600.0)
     max_pin_s: float = setting(600.0, 'longest pin of a session', 's', 0.0, 86400.0)
+    events_endpoint: str = setting('', 'ZMQ endpoint for KV events, e.g. tcp://127.0.0.1:5557; empty, only the topic')
+    events_replay_endpoint: str = setting('tcp://127.0.0.1:5558', 'where missed events are repeated')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +160,7 @@ class InferenceConfig:
     cache_dir: str = setting(CACHE_DIR, 'folder for the converted model')
     threads: int = setting(1, 'torch threads of the local engine', '1', 1, 256)
     storage_dtype: str = setting('float32', 'element type of stored KV blocks', choices=('float32', 'float16'))
+    stored_bits: int = setting(4, 'fewest bits of an element on disk and beyond: 16 (exact), 8, 4, 2', 'bit', 2, 16)
     block_tokens: int = setting(16, 'tokens a KV block', 'tokens', 1, 256)
     api_key_file: str = setting('', 'file with the key of the server; no file, no key')
     cache_salt: str = setting('home', 'keeps the prefixes of tenants apart on a shared server')

@@ -1,6 +1,7 @@
 """The KV cache manager with its tiers."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 import logging
 from pathlib import Path
@@ -8,13 +9,19 @@ from pathlib import Path
 from kv_agent_ros.config import KVCacheConfig, expand
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import KVEvent, Tier
+from kv_agent_ros.kvcache.codec_policy import CodecPolicy
 from kv_agent_ros.kvcache.dram_tier import DramTier
+from kv_agent_ros.kvcache.event_stream import EventStream
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
+from kv_agent_ros.kvcache.storage.base import BlockStore
 from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
-from kv_agent_ros.kvcache.storage.tiered import BackingTier
+from kv_agent_ros.kvcache.storage.remote import RemoteStore
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
+from kv_agent_ros.kvcache.write_policy import Watermarks, WritePolicy
 
 FLUSH_S = 3.0
 MAX_EVENTS = 10_000
@@ -24,41 +31,96 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheCore:
-    """The KV cache manager and the events that wait to be published."""
+    """The KV cache manager, the events that wait for the topic, and who else is told of them."""
 
     manager: KVCacheManager
     events: deque[KVEvent]
+    streams: tuple[EventStream, ...] = ()
 
     def close(self) -> None:
         """Write what is queued, free the shared memory."""
         self.manager.close(FLUSH_S)
-
-
-def open_disk_tiers(directory: Path, capacity_bytes: int) -> tuple[BackingTier, ...]:
-    """The disk tier; none, with a warning, when the disk is broken: every look there would be a miss anyway.
-
-    Raises ConfigError when the folder belongs to another process or holds foreign files.
-    """
-    try:
-        store = DiskStore.open(directory, capacity_bytes)
-    except StoreError as error:
-        _log.warning('no disk tier, prefixes will not survive a restart: %s', error)
-        return ()
-    return (BackingTier.open(tier=Tier.SSD, store=store),)
+        for stream in self.streams:
+            stream.close()
 
 
 def open_cache(config: KVCacheConfig) -> CacheCore:
-    """Shared memory in front of files below the state folder."""
+    """Shared memory in front of files below the state folder, and of a folder shared between machines."""
     events: deque[KVEvent] = deque(maxlen=MAX_EVENTS)
+    watermarks = Watermarks(high=config.high_watermark, low=config.low_watermark)
+    streams = _open_streams(config)
     sessions = SessionIndex()
     policy = SessionLruPolicy(sessions.is_referenced)
-    manager = KVCacheManager(
-        dram=DramTier(store=HostStore(SharedArena.create(config.dram_bytes)), policy=policy),
-        sessions=sessions,
-        backing=open_disk_tiers(expand(config.state_dir) / 'kv', config.ssd_bytes),
-        tenant=config.tenant,
-        lease_timeout_s=config.lease_timeout_s,
-        max_pin_s=config.max_pin_s,
-        listener=events.append,
-    )
-    return CacheCore(manager=manager, events=events)
+    try:
+        manager = KVCacheManager(
+            dram=DramTier(store=HostStore(SharedArena.create(config.dram_bytes)), policy=policy),
+            sessions=sessions,
+            backing=open_lower_tiers(config),
+            tenant=config.tenant,
+            lease_timeout_s=config.lease_timeout_s,
+            max_pin_s=config.max_pin_s,
+            watermarks=watermarks,
+            prefill_tokens_per_s=config.prefill_tokens_per_s,
+            listener=_tell(events, streams),
+        )
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        raise
+    return CacheCore(manager=manager, events=events, streams=streams)
+
+
+def open_lower_tiers(config: KVCacheConfig) -> tuple[BackingTier, ...]:
+    """The disk, then the shared folder; one that is broken is left out: every look there would be a miss anyway.
+
+    Raises ConfigError when a folder holds foreign files, or the disk's belongs to another process.
+    """
+    remote = _open_remote(config) if config.remote_dir else ()
+    return (*_open_disk(config, remote), *remote)
+
+
+def _open_disk(config: KVCacheConfig, below: tuple[BackingTier, ...]) -> tuple[BackingTier, ...]:
+    directory = expand(config.state_dir) / 'kv'
+    options = _options(config, config.ssd_write_policy)
+    return _open_tier(Tier.SSD, lambda: DiskStore.open(directory, config.ssd_bytes), options, directory, below)
+
+
+def _open_remote(config: KVCacheConfig) -> tuple[BackingTier, ...]:
+    directory = expand(config.remote_dir)
+    options = _options(config, config.remote_write_policy)
+    return _open_tier(Tier.REMOTE, lambda: RemoteStore.open(directory, config.remote_bytes), options, directory, ())
+
+
+def _options(config: KVCacheConfig, write_policy: str) -> TierOptions:
+    codecs = CodecPolicy(recent_tokens=config.recent_tokens)
+    return TierOptions(write_policy=WritePolicy(write_policy), codecs=codecs)
+
+
+def _open_tier(
+    tier: Tier,
+    open_store: Callable[[], BlockStore],
+    options: TierOptions,
+    directory: Path,
+    below: tuple[BackingTier, ...],
+) -> tuple[BackingTier, ...]:
+    try:
+        store = GuardedStore(open_store())
+        return (BackingTier.open(tier=tier, store=store, options=options, below=below),)
+    except StoreError as error:
+        _log.warning('no %s tier in %s, its prefixes are misses: %s', tier.value, directory, error)
+        return ()
+
+
+def _open_streams(config: KVCacheConfig) -> tuple[EventStream, ...]:
+    if not config.events_endpoint:
+        return ()
+    return (EventStream.open(endpoint=config.events_endpoint, replay_endpoint=config.events_replay_endpoint),)
+
+
+def _tell(events: deque[KVEvent], streams: tuple[EventStream, ...]) -> Callable[[KVEvent], None]:
+    def tell(event: KVEvent) -> None:
+        events.append(event)
+        for stream in streams:
+            stream(event)
+
+    return tell

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 
 from kv_agent_ros.config import InferenceConfig, expand
 from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inference.local import LocalBackend
+from kv_agent_ros.inference.local_canary import fitting_bits
 from kv_agent_ros.inference.local_model import LocalModel, load_local_model
 from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend, bearer_headers
 from kv_agent_ros.inference.sglang import connect_sglang
 from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.kvcache.base import PrefixCache
+from kv_agent_ros.kvcache.block import KVNamespace
+from kv_agent_ros.kvcache.canary import WIDTHS
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 PROBE_S = 10.0
@@ -35,7 +39,8 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
         model = load_local_model(
             config.model, expand(config.cache_dir) / 'models', config.threads, lambda text: _ignore(progress(text))
         )
-        return EngineFactory(make=lambda cache: local_backend(model, cache, config))
+        namespace = stored_namespace(model, config)
+        return EngineFactory(make=lambda cache: local_backend(model, cache, namespace))
     headers = bearer_headers(expand(config.api_key_file)) if config.api_key_file else {}
     settings = HttpSettings(base_url=config.engine_url, model=config.model, engine=config.engine, headers=headers)
     if config.engine == 'sglang':
@@ -49,11 +54,14 @@ def _ignore(value: object) -> None:
     """For listeners whose return value does not matter."""
 
 
-def local_backend(model: LocalModel, cache: PrefixCache, config: InferenceConfig) -> LocalBackend:
+def stored_namespace(model: LocalModel, config: InferenceConfig) -> KVNamespace:
+    """The identity of the model's stored blocks. Raises ConfigError for bits that no codec has."""
+    if config.stored_bits not in WIDTHS:
+        raise ConfigError(f'stored_bits: expected one of {", ".join(map(str, WIDTHS))}, got {config.stored_bits}')
+    wanted = model.namespace(config.block_tokens, config.storage_dtype, bits=config.stored_bits)
+    return fitting_bits(model, wanted, expand(config.cache_dir))
+
+
+def local_backend(model: LocalModel, cache: PrefixCache, namespace: KVNamespace) -> LocalBackend:
     """The embedded engine around a prefix cache."""
-    return LocalBackend(
-        model=model,
-        cache=cache,
-        segments=SegmentMap(),
-        namespace=model.namespace(config.block_tokens, config.storage_dtype),
-    )
+    return LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=namespace)

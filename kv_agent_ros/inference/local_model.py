@@ -42,8 +42,11 @@ class LocalModel:
     grammars: GrammarCompiler
     stop_ids: frozenset[int]  # token ids that end an answer
 
-    def namespace(self, block_tokens: int, dtype: str = 'float32', tenant: str = '') -> KVNamespace:
-        """The identity of this model's KV blocks when they are stored as `dtype` (float32 is exact)."""
+    def namespace(self, block_tokens: int, dtype: str = 'float32', tenant: str = '', bits: int = 16) -> KVNamespace:
+        """The identity of this model's KV blocks when they are stored as `dtype` (float32 is exact).
+
+        `bits`: the fewest that an element keeps in the tiers below memory.
+        """
         config = self.llama.config
         return KVNamespace(
             model=self.name,
@@ -54,6 +57,7 @@ class LocalModel:
             head_dim=config.head_dim,
             block_tokens=block_tokens,
             tenant=tenant,
+            bits=bits,
         )
 
 

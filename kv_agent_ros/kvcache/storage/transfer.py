@@ -18,6 +18,7 @@ class TierChange:
     kind: EventKind
     tier: Tier
     keys: tuple[bytes, ...]
+    path: TokenPath = TokenPath()  # of stored blocks; these are its last ones
 
 
 @dataclass(kw_only=True, slots=True)
