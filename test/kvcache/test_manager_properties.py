@@ -9,8 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import numpy as np
 from small_cache import NAMESPACE, Cache, content
 
-from kv_agent_ros.kvcache.block import PrefixLease, SessionKey, WriteLease, block_keys
+from kv_agent_ros.kvcache.base import PrefetchPolicy
+from kv_agent_ros.kvcache.block import PrefixLease, SessionKey, Tier, WriteLease, block_keys
 from kv_agent_ros.kvcache.storage.base import checksum
+from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
+from kv_agent_ros.kvcache.write_policy import Watermarks, WritePolicy
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(lambda blocks: [n for n in blocks for _ in range(4)])
 SESSIONS = st.sampled_from([SessionKey(robot_id=f'robot{n}', session_id='planner') for n in range(3)])
@@ -23,10 +27,13 @@ class ManagerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.place = tempfile.TemporaryDirectory()
-        self.cache = Cache(10, Path(self.place.name) / 'kv', DISK_BYTES)
+        self.cache = self.open_cache()
         self.written: dict[bytes, bytes] = {}  # key -> bytes, since the last clear()
         self.readers: list[tuple[float, PrefixLease]] = []  # with the time of their end
         self.writers: list[tuple[float, WriteLease]] = []
+
+    def open_cache(self) -> Cache:
+        return Cache(10, Path(self.place.name) / 'kv', DISK_BYTES)
 
     @rule(prompt=PROMPTS, session=SESSIONS)
     def reserve(self, prompt: list[int], session: SessionKey) -> None:
@@ -77,6 +84,21 @@ class ManagerMachine(RuleBasedStateMachine):
     def pin(self, session: SessionKey) -> None:
         self.cache.manager.pin(session, 20.0)
 
+    @rule(source=SESSIONS, session=SESSIONS)
+    def fork(self, source: SessionKey, session: SessionKey) -> None:
+        self.cache.manager.fork(source, session)
+
+    @rule(prompt=PROMPTS, session=SESSIONS, policy=st.sampled_from(PrefetchPolicy))
+    def prefetch(self, prompt: list[int], session: SessionKey, policy: PrefetchPolicy) -> None:
+        done = self.cache.manager.prefetch(NAMESPACE, session, np.array(prompt, np.int32), policy, 5.0)
+        assert done.num_blocks <= len(prompt) // 4
+
+    @rule(prompt=PROMPTS)
+    def match(self, prompt: list[int]) -> None:
+        match = self.cache.manager.match(NAMESPACE, np.array(prompt, np.int32))
+        assert match.matched_tokens % 4 == 0
+        assert match.matched_tokens < len(prompt)
+
     @rule(session=SESSIONS)
     def end_session(self, session: SessionKey) -> None:
         self.cache.manager.end_session(session)
@@ -98,7 +120,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.cache.close()
-        self.cache = Cache(10, Path(self.place.name) / 'kv', DISK_BYTES)
+        self.cache = self.open_cache()
         self.readers, self.writers = [], []
 
     @invariant()
@@ -128,5 +150,18 @@ class ManagerMachine(RuleBasedStateMachine):
         self.place.cleanup()
 
 
+class WriteBackMachine(ManagerMachine):
+    """Blocks go down when they leave, from the disk to a third tier, and leave before memory is full."""
+
+    def open_cache(self) -> Cache:
+        back = TierOptions(write_policy=WritePolicy.WRITE_BACK)
+        store = DiskStore.open(Path(self.place.name) / 'far', DISK_BYTES)
+        far = BackingTier.open(tier=Tier.REMOTE, store=store, options=back)
+        marks = Watermarks(high=0.8, low=0.5)
+        return Cache(10, Path(self.place.name) / 'kv', DISK_BYTES, options=back, below=(far,), watermarks=marks)
+
+
 TestManagerMachine = ManagerMachine.TestCase
 TestManagerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestWriteBackMachine = WriteBackMachine.TestCase
+TestWriteBackMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
