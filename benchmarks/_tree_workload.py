@@ -25,6 +25,7 @@ Result = TypeVar('Result')
 
 NUM_PREFIXES, NUM_TOKENS, NUM_SHARED = 100, 2_000, 1_500
 VOCABULARY = 32_000
+NUM_PASSES = 5  # of what does not change the tree
 
 
 class Tree(Protocol):
@@ -115,8 +116,8 @@ def measure(make: MakeTree, items: Sequence[Tokens], block_tokens: int) -> dict[
     before_bytes = resident_bytes()
     insert_us, insert_hits = _timed(tree.insert, range(len(items)))
     grown_bytes = resident_bytes() - before_bytes
-    match_us, match_hits = _timed(tree.match, range(len(items)))
-    head_us, head_hits = _timed(tree.match, range(len(items), 2 * len(items)))
+    match_us, match_hits = _median(tree.match, range(len(items)))
+    head_us, head_hits = _median(tree.match, range(len(items), 2 * len(items)))
     return {
         'insert_us': insert_us,
         'insert_hits': insert_hits,
@@ -131,7 +132,7 @@ def measure(make: MakeTree, items: Sequence[Tokens], block_tokens: int) -> dict[
 def compare_us(items: Sequence[Tokens], num_tokens: int) -> float:
     """CPU microseconds that numpy needs to compare a sequence with another copy of it."""
     pairs = [(tokens[:num_tokens].copy(), tokens[:num_tokens].copy()) for tokens in items]
-    return _timed(lambda index: int(np.array_equal(*pairs[index])), range(len(items)))[0]
+    return _median(lambda index: int(np.array_equal(*pairs[index])), range(len(items)))[0]
 
 
 def run_rounds(trees: dict[str, MakeTree], request: dict[str, object]) -> list[dict[str, object]]:
@@ -160,6 +161,12 @@ def in_child(call: Callable[..., Result], *arguments: object) -> Result:
 def resident_bytes() -> int:
     """Memory of this process."""
     return int(Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+
+
+def _median(call: Callable[[int], int], indices: range) -> tuple[float, int]:
+    """The median of several passes that change nothing."""
+    passes = sorted(_timed(call, indices) for _ in range(NUM_PASSES))
+    return passes[NUM_PASSES // 2]
 
 
 def _timed(call: Callable[[int], int], indices: range) -> tuple[float, int]:
