@@ -12,6 +12,7 @@ from kv_agent_ros.kvcache.cost_model import CostModel
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.events import NOBODY, EventListener, EventLog
 from kv_agent_ros.kvcache.leases import HeldLease, LeaseBook
+from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.pins import PinBoard
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.tiered import BackingTier
@@ -60,15 +61,15 @@ class CacheBooks:
         self._events.deliver()
 
     def note_stored(
-        self, kind: EventKind, keys: Sequence[bytes], tier: Tier = Tier.DRAM, session: SessionKey = NOBODY
+        self, kind: EventKind, path: TokenPath, num_blocks: int, tier: Tier, session: SessionKey = NOBODY
     ) -> None:
-        """A tier has these blocks now."""
-        self._present.update(keys)
-        self._events.note(kind, keys, tier, session)
+        """A tier has the last `num_blocks` blocks of a path now."""
+        self._present.update(path.keys()[path.num_blocks - num_blocks :])
+        self._events.note_stored(kind, path, num_blocks, tier, session)
 
     def note_removed(self, keys: Sequence[bytes], tier: Tier) -> None:
         """A tier does not have these blocks any more. Sessions refer to a block as long as any tier has it."""
-        self._events.note(EventKind.REMOVED, keys, tier)
+        self._events.note_removed(keys, tier)
         gone = [key for key in keys if not self.dram.has(key) and not any(lower.has(key) for lower in self.backing)]
         self._present.difference_update(gone)
         self.sessions.forget_blocks(gone)
@@ -78,7 +79,7 @@ class CacheBooks:
         gone = [key for key in self._present if not self.dram.has(key)]
         self._present.difference_update(gone)
         self.sessions.forget_blocks(gone)
-        self._events.note(EventKind.CLEARED, ())
+        self._events.note_cleared()
 
     def end_session(self, session: SessionKey) -> int:
         """Drop the session's pin and references; returns how many references there were."""
@@ -111,4 +112,4 @@ class CacheBooks:
                 if change.kind is EventKind.REMOVED:
                     self.note_removed(change.keys, change.tier)
                 else:
-                    self.note_stored(change.kind, change.keys, change.tier)
+                    self.note_stored(change.kind, change.path, len(change.keys), change.tier)

@@ -316,9 +316,9 @@ class KVCacheManager:
         path = lease.path.head(num_held + len(checksums))
         added = self._dram.publish(path, lease.slots, checksums)
         self._dram.unlock(lease.lock)
+        self._books.note_stored(EventKind.STORED, path, len(added), Tier.DRAM, lease.session)
         visible = self._dram.hold(path)
         path = path.head(visible.num_blocks)
-        self._books.note_stored(EventKind.STORED, added, Tier.DRAM, lease.session)
         self._note_turn(lease)
         if self._sessions.refer(lease.session, lease.generation, path, visible.keys):
             self._books.pins.extend(lease.session, path)

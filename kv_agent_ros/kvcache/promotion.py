@@ -111,7 +111,8 @@ class Promoter:
             dram.cancel(load.slots)
             return
         end = held.path.head(held.lock.num_blocks + len(load.checksums))
-        self._books.note_stored(EventKind.MOVED, dram.publish(end, load.slots, load.checksums))
+        added = dram.publish(end, load.slots, load.checksums)
+        self._books.note_stored(EventKind.MOVED, end, len(added), Tier.DRAM)
         before, held.lock = held.lock, dram.hold(held.path)
         dram.unlock(before)
         self._demoter.keep_watermarks()

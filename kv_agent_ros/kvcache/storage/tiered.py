@@ -102,7 +102,7 @@ class BackingTier:
         with self._lock:
             self._locks.discard(lock)
             gone = self._tree.unlock(lock)
-            self._note(EventKind.REMOVED, gone)
+            self._note_removed(gone)
         self._delete(gone)
 
     def load(self, key: bytes, layout: BlockLayout, out: ByteArray) -> LoadedBlock | None:
@@ -131,7 +131,7 @@ class BackingTier:
         """Forget block number `num_kept` of this path and everything after it."""
         with self._lock:
             gone = self._tree.cut(path, num_kept)
-            self._note(EventKind.REMOVED, gone)
+            self._note_removed(gone)
         self._delete(gone)
 
     def has(self, key: bytes) -> bool:
@@ -266,8 +266,10 @@ class BackingTier:
             self._locks.discard(held)
             gone = self._tree.unlock(held)
             added = keys[end - num_added : end]
-            self._note(EventKind.STORED, added)
-            self._note(EventKind.REMOVED, gone)
+            if added:
+                change = TierChange(kind=EventKind.STORED, tier=self.tier, keys=added, path=path.head(end))
+                self._changes.append(change)
+            self._note_removed(gone)
         self._delete([*gone, *(key for key in keys[held.num_blocks : end] if key not in added)])
 
     def _put(self, record: BlockRecord, value: ByteArray) -> PutResult:
@@ -285,7 +287,7 @@ class BackingTier:
         with self._lock:
             gone = self._tree.cut(path, path.num_blocks - 1)
             self._num_evictions += 1
-            self._note(EventKind.REMOVED, gone)
+            self._note_removed(gone)
         self._delete(gone)
         return True
 
@@ -300,9 +302,9 @@ class BackingTier:
             raise StoreError(f'{self.tier.value} tier: block {key.hex()[:12]} cannot be read')
         return record, buffer[: record.length_bytes]
 
-    def _note(self, kind: EventKind, keys: Sequence[bytes]) -> None:
+    def _note_removed(self, keys: Sequence[bytes]) -> None:
         if keys:
-            self._changes.append(TierChange(kind=kind, tier=self.tier, keys=tuple(keys)))
+            self._changes.append(TierChange(kind=EventKind.REMOVED, tier=self.tier, keys=tuple(keys)))
 
     def _delete(self, keys: Sequence[bytes]) -> None:
         for key in keys:
