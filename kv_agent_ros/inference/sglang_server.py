@@ -68,9 +68,14 @@ class SglangServer:
 def probe_sglang(settings: HttpSettings, deadline: Deadline) -> SglangServer:
     """Ask the server; raises ModelUnavailableError, CanceledError or DeadlineError."""
     model, server = run_within(deadline, _get_both(settings))
+    return read_server(settings.base_url, model, server)
+
+
+def read_server(url: str, model: JsonObject, server: JsonObject) -> SglangServer:
+    """What the replies for the model and for the server say; raises ModelUnavailableError when there is no model."""
     path = model.get('model_path')
     if not isinstance(path, str) or not path:
-        raise ModelUnavailableError(f'{settings.base_url}: expected an SGLang server, got {quoted(str(model))}')
+        raise ModelUnavailableError(f'{url}: expected an SGLang server, got {quoted(str(model))}')
     return SglangServer(
         model_path=path,
         model=_text(model, 'served_model_name') or path,
