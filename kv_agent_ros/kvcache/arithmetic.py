@@ -70,7 +70,8 @@ class CompiledArithmetic:
         compiler = numba.njit(cache=True, nogil=True, error_model='numpy')
         self._choose = compiler(_choose)
         self._turn = compiler(_turn)
-        self._look_up = compiler(_look_up)
+        self._expand = compiler(_expand)
+        self._finish = compiler(_finish)
         self._scale = compiler(_scale)
         self._numpy = NumpyArithmetic()
 
@@ -81,19 +82,21 @@ class CompiledArithmetic:
 
     def turn(self, vectors: Floats) -> Floats:
         length = vectors.shape[-1]
-        if rotation_width(length) != length or length < 2:
+        if rotation_width(length) != length or length < 4:
             return self._numpy.turn(vectors)
         turned = np.empty_like(vectors)
-        self._turn(vectors, turned, _log2(length))
+        self._turn(vectors, _log2(length), turned)
         return turned
 
     def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
         length, per_byte = out.shape[-1], 8 // bits
-        if rotation_width(length) != length or length < 2 * per_byte:
+        if rotation_width(length) != length or length < 4:
             self._numpy.look_up(packed, bits, gain, signs, centre, out)
             return
-        num_steps = _log2(length) - _log2(per_byte)
-        self._look_up(packed, _turned_levels(bits), num_steps, gain, signs, centre, out)
+        wide_levels = _turned_levels(bits)
+        self._expand(packed, wide_levels, out.view(wide_levels.dtype))
+        self._turn(out, _log2(length) - _log2(per_byte), out)
+        self._finish(gain, signs, centre, out)
 
     def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
         self._scale(packed, bits, low, scale, *groups, out)
@@ -146,49 +149,67 @@ def _choose(vectors, inverse, edges, bits, packed):  # type: ignore[no-untyped-d
                 packed[row, token, i] = byte
 
 
-def _turn(vectors, turned, num_steps):  # type: ignore[no-untyped-def]
+def _turn(vectors, num_steps, turned):  # type: ignore[no-untyped-def]
+    """The last `num_steps` steps of the transform, two at a time."""
     rows, tokens, length = vectors.shape
-    half = length // 2
-    here, there = np.empty((2, half), np.float32), np.empty((2, half), np.float32)
-    line, there_pairs = here.reshape(length), there.reshape(half, 2)
+    half, quarter = length // 2, length // 4
+    here, there = np.empty(length, np.float32), np.empty(length, np.float32)
+    here_2, there_2 = here.reshape(2, half), there.reshape(2, half)
+    here_4, there_4 = here.reshape(4, quarter), there.reshape(4, quarter)
+    here_pairs, there_pairs = here.reshape(half, 2), there.reshape(half, 2)
+    here_fours, there_fours = here.reshape(quarter, 4), there.reshape(quarter, 4)
     for row in range(rows):
         for token in range(tokens):
             for i in range(length):
-                line[i] = vectors[row, token, i]
-            for _ in range(num_steps):
+                here[i] = vectors[row, token, i]
+            for _ in range(num_steps // 4):
+                for i in range(quarter):
+                    a, b = here_4[0, i] + here_4[2, i], here_4[1, i] + here_4[3, i]
+                    c, d = here_4[0, i] - here_4[2, i], here_4[1, i] - here_4[3, i]
+                    there_fours[i, 0], there_fours[i, 1] = a + b, a - b
+                    there_fours[i, 2], there_fours[i, 3] = c + d, c - d
+                for i in range(quarter):
+                    a, b = there_4[0, i] + there_4[2, i], there_4[1, i] + there_4[3, i]
+                    c, d = there_4[0, i] - there_4[2, i], there_4[1, i] - there_4[3, i]
+                    here_fours[i, 0], here_fours[i, 1] = a + b, a - b
+                    here_fours[i, 2], here_fours[i, 3] = c + d, c - d
+            if num_steps & 2:
+                for i in range(quarter):
+                    a, b = here_4[0, i] + here_4[2, i], here_4[1, i] + here_4[3, i]
+                    c, d = here_4[0, i] - here_4[2, i], here_4[1, i] - here_4[3, i]
+                    there_fours[i, 0], there_fours[i, 1] = a + b, a - b
+                    there_fours[i, 2], there_fours[i, 3] = c + d, c - d
+                if num_steps & 1:
+                    for i in range(half):
+                        here_pairs[i, 0], here_pairs[i, 1] = (
+                            there_2[0, i] + there_2[1, i],
+                            there_2[0, i] - there_2[1, i],
+                        )
+                else:
+                    here[:] = there
+            elif num_steps & 1:
                 for i in range(half):
-                    there_pairs[i, 0] = here[0, i] + here[1, i]
-                    there_pairs[i, 1] = here[0, i] - here[1, i]
+                    there_pairs[i, 0], there_pairs[i, 1] = here_2[0, i] + here_2[1, i], here_2[0, i] - here_2[1, i]
                 here[:] = there
             for i in range(length):
-                turned[row, token, i] = line[i]
+                turned[row, token, i] = here[i]
 
 
-def _look_up(packed, wide_levels, num_steps, gain, signs, centre, out):  # type: ignore[no-untyped-def]
-    rows, tokens, length = out.shape
-    size, half = packed.shape[2], length // 2
-    here, there = np.empty((2, half), np.float32), np.empty((2, half), np.float32)
-    line, here_pairs, there_pairs = here.reshape(length), here.reshape(half, 2), there.reshape(half, 2)
-    found = line.view(wide_levels.dtype)
+def _expand(packed, wide_levels, wide_out):  # type: ignore[no-untyped-def]
+    rows, tokens, size = packed.shape
     for row in range(rows):
         for token in range(tokens):
             for i in range(size):
-                found[i] = wide_levels[packed[row, token, i]]
-            for _ in range(num_steps // 2):
-                for i in range(half):
-                    there_pairs[i, 0] = here[0, i] + here[1, i]
-                    there_pairs[i, 1] = here[0, i] - here[1, i]
-                for i in range(half):
-                    here_pairs[i, 0] = there[0, i] + there[1, i]
-                    here_pairs[i, 1] = there[0, i] - there[1, i]
-            if num_steps % 2:
-                for i in range(half):
-                    there_pairs[i, 0] = here[0, i] + here[1, i]
-                    there_pairs[i, 1] = here[0, i] - here[1, i]
-                here[:] = there
+                wide_out[row, token, i] = wide_levels[packed[row, token, i]]
+
+
+def _finish(gain, signs, centre, out):  # type: ignore[no-untyped-def]
+    rows, tokens, length = out.shape
+    for row in range(rows):
+        for token in range(tokens):
             factor = gain[row, token]
             for i in range(length):
-                out[row, token, i] = line[i] * factor * signs[i] + centre[row, i]
+                out[row, token, i] = out[row, token, i] * factor * signs[i] + centre[row, i]
 
 
 def _scale(packed, bits, low, scale, token_group, channel_group, out):  # type: ignore[no-untyped-def]

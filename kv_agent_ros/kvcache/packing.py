@@ -4,6 +4,8 @@ Byte j of a row carries codes j, j + m, j + 2m … of it (m bytes a row), lowest
 contiguous runs.
 """
 
+from itertools import accumulate
+
 import numpy as np
 import numpy.typing as npt
 
@@ -60,4 +62,5 @@ def split(stored: ByteArray, sizes: list[int]) -> list[ByteArray]:
     """The opposite of `joined`; raises StoreError when the sizes do not add up to what is stored."""
     if len(stored) != sum(sizes):
         raise StoreError(f'stored block: expected {sum(sizes)} bytes, got {len(stored)}')
-    return np.split(stored, np.cumsum(sizes[:-1]))
+    ends = list(accumulate(sizes))
+    return [stored[end - size : end] for size, end in zip(sizes, ends, strict=True)]
