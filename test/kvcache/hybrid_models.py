@@ -51,9 +51,9 @@ _SIZES = {
 
 
 def gemma() -> PreTrainedModel:
-    types = ['sliding_attention', 'full_attention', 'sliding_attention']
+    types = ['sliding_attention', 'full_attention']
     config = Gemma3TextConfig(
-        **_SIZES, num_hidden_layers=3, head_dim=HEAD_DIM, sliding_window=WINDOW_TOKENS, layer_types=types
+        **_SIZES, num_hidden_layers=2, head_dim=HEAD_DIM, sliding_window=WINDOW_TOKENS, layer_types=types
     )
     return Gemma3ForCausalLM(config)
 
@@ -61,8 +61,8 @@ def gemma() -> PreTrainedModel:
 def granite() -> PreTrainedModel:
     config = GraniteMoeHybridConfig(
         **_SIZES,
-        num_hidden_layers=3,
-        layer_types=['mamba', 'attention', 'mamba'],
+        num_hidden_layers=2,
+        layer_types=['mamba', 'attention'],
         mamba_n_heads=4,
         mamba_d_head=16,
         mamba_d_state=8,
@@ -78,7 +78,7 @@ def granite() -> PreTrainedModel:
 def inkling() -> PreTrainedModel:
     config = InklingTextConfig(
         **_SIZES,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         head_dim=HEAD_DIM,
         swa_num_attention_heads=4,
         swa_num_key_value_heads=NUM_KV_HEADS,
@@ -86,8 +86,8 @@ def inkling() -> PreTrainedModel:
         sliding_window_size=WINDOW_TOKENS,
         d_rel=4,
         rel_extent=32,
-        layer_types=['hybrid_sliding', 'hybrid', 'hybrid_sliding'],
-        mlp_layer_types=['dense', 'sparse', 'dense'],
+        layer_types=['hybrid_sliding', 'hybrid'],
+        mlp_layer_types=['dense', 'sparse'],
         moe_intermediate_size=16,
         n_routed_experts=4,
         num_experts_per_tok=2,

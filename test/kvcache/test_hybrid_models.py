@@ -119,9 +119,8 @@ def test_window_comes_back_at_its_absolute_position() -> None:
     engine = HybridEngine(HybridModel('gemma3'), PLENTY)
     engine.run(PROMPT_A)
     cache = engine.load(engine.tier.lock(engine.path(PROMPT_B)))
-    assert [cache.get_seq_length(index) for index in range(3)] == [20, 20, 20]
-    for index in (0, 2):
-        cache.layers[index].cumulative_length = 9  # as long as the window itself
+    assert [cache.get_seq_length(index) for index in range(2)] == [20, 20]
+    cache.layers[0].cumulative_length = 9  # as long as the window itself
     shifted = engine.model.forward(PROMPT_B[20:], cache)
     assert np.abs(shifted - engine.model.cold(PROMPT_B)[20:]).max() > 0.05
     engine.tier.close()
@@ -195,7 +194,7 @@ def test_any_order_of_prompts_and_evictions_under_pressure_gives_cold_logits(ope
     rng = np.random.default_rng(5)
     prompts = [PROMPT_A, PROMPT_B, PROMPT_A + TAIL_B, TAIL_A + TAIL_B, HEAD[:13]]
     num_cached = 0
-    for number in rng.integers(0, len(prompts), 16):
+    for number in rng.integers(0, len(prompts), 12):
         run = engine.run(prompts[number])
         assert np.array_equal(run.logits, engine.model.cold(prompts[number])[run.cached_tokens :])
         num_cached += run.cached_tokens
