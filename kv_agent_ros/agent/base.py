@@ -1,4 +1,7 @@
-"""The seam between the agent on a robot and the planner that may be elsewhere. The planner keeps no state."""
+"""The seams between the agent on a robot, the planner, and the cache that has its conversation's KV.
+
+All may be elsewhere. The planner keeps no state.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,3 +59,25 @@ class Planner(Protocol):
     def explain(self, request: PlanRequest, facts: str, deadline: Deadline) -> Explanation:
         """Put `facts` (what happened) into a sentence for a person. Raises UnreachableError."""
         ...
+
+
+class SessionCache(Protocol):
+    """Where the KV of a robot's conversation waits between its turns. A cache that does not answer costs only time."""
+
+    def warm(self, session: SessionKey, duration_s: float) -> None:
+        """A turn comes soon: bring what the session used last to memory, and keep it there for so long."""
+        ...
+
+    def forget(self, session: SessionKey) -> None:
+        """The conversation starts anew: what it used is as good as anybody's."""
+        ...
+
+
+class NoSessionCache:
+    """For engines that keep KV to themselves, or none."""
+
+    def warm(self, session: SessionKey, duration_s: float) -> None:
+        """Nothing to bring."""
+
+    def forget(self, session: SessionKey) -> None:
+        """Nothing to drop."""

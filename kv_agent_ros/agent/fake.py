@@ -17,6 +17,7 @@ from kv_agent_ros.harness.estop import open_estop_latch
 from kv_agent_ros.harness.harness import AgentHarness
 from kv_agent_ros.harness.policy import Policy
 from kv_agent_ros.inference.base import InferenceBackend
+from kv_agent_ros.kvcache.block import SessionKey
 from kv_agent_ros.memory.base import SHARED, MemoryKind, MemoryRecord, Recollection
 from kv_agent_ros.memory.fake import HashingEmbedder
 from kv_agent_ros.robot.base import RobotState, Step, StepResult
@@ -30,6 +31,19 @@ from kv_agent_ros.world.state import ObjectState, Observation, WorldState
 
 ACT_S = 1.0
 LATENCY_S = 0.01
+
+
+class ListSessionCache:
+    """A SessionCache that only keeps what it was asked, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, SessionKey]] = []
+
+    def warm(self, session: SessionKey, duration_s: float) -> None:
+        self.asked.append(('warm', session))
+
+    def forget(self, session: SessionKey) -> None:
+        self.asked.append(('forget', session))
 
 
 class ListMemory:
@@ -81,6 +95,7 @@ class FakeHome:
         self.truth = WorldState(map=home, stamp_s=self.now_s, robots=(robot,), objects=things, doors=home.doors)
         self.world = WorldModel(home)
         self.memory = ListMemory()
+        self.cache = ListSessionCache()
         self.robot = FakeRobot(robot_id, results=results, blocking_skills=blocking_skills, effect=self._act)
         self._after_step = after_step
         key = load_audit_key(directory / 'keys' / 'audit.key', directory / 'audit')
@@ -122,6 +137,7 @@ class FakeHome:
             world=self.world,
             memory=self.memory,
             sessions=sessions or MemorySessions(),
+            cache=self.cache,
             clock=self.clock,
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import logging
 import time
 
-from kv_agent_ros.agent.base import Planner, PlanProposal, PlanRequest
+from kv_agent_ros.agent.base import NoSessionCache, Planner, PlanProposal, PlanRequest, SessionCache
 from kv_agent_ros.agent.journal import Journal, ProgressListener, ignore_progress
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.proof import judge
@@ -74,6 +74,7 @@ class RobotAgent:
         world: World,
         memory: Memory,
         sessions: SessionStore,
+        cache: SessionCache = NoSessionCache(),
         clock: Callable[[], float],
         steady_clock: Callable[[], float] = time.monotonic,
         limits: AgentLimits = AgentLimits(),
@@ -83,6 +84,7 @@ class RobotAgent:
         self._world = world
         self._memory = TaskMemory(memory)
         self._sessions = sessions
+        self._cache = cache
         self._clock = clock
         self._steady_clock = steady_clock
         self._limits = limits
@@ -97,8 +99,7 @@ class RobotAgent:
         journal = Journal(task, on_progress, self._steady_clock())
         report = ''
         try:
-            errand = _Errand(journal=journal, session=self._sessions.resume(task.robot_id), deadline=deadline)
-            errand.session.begin_task()
+            errand = self._begin(journal, deadline)
             status = self._pursue(errand)
             if not status.is_success:
                 status = self._make_safe(journal, status, deadline)
@@ -115,14 +116,24 @@ class RobotAgent:
         """Plan the task and let the gate judge the plan; nothing moves, and only the conversation is kept."""
         journal = Journal(task, on_progress, self._steady_clock())
         try:
-            errand = _Errand(journal=journal, session=self._sessions.resume(task.robot_id), deadline=deadline)
-            errand.session.begin_task()
+            errand = self._begin(journal, deadline)
             request = replace(self._request(errand, ''), recollections=self._memory.recall(task))
             plan, status = self._plan(errand, request)
             status = status if plan is None else Status(message='the gate allows this plan; nothing was done')
         except KvAgentError as error:
             status = Status(outcome=error.outcome, message=str(error))
         return journal.result(status, '', self._audit_head(task.robot_id), self._steady_clock())
+
+    def _begin(self, journal: Journal, deadline: Deadline) -> _Errand:
+        """The robot's conversation goes on; its KV is brought to memory while memory is asked and the world looked at."""
+        session = self._sessions.resume(journal.task.robot_id)
+        epoch = session.state.epoch
+        session.begin_task()
+        if session.state.epoch == epoch:
+            self._cache.warm(session.key, deadline.remaining_s)
+        else:
+            self._cache.forget(session.key)
+        return _Errand(journal=journal, session=session, deadline=deadline)
 
     def _pursue(self, errand: _Errand) -> Status:
         """Plan, act and prove; plan again from where things stand while the diagnosis says so."""

@@ -16,7 +16,7 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.nodes.agent_services import TaskService
 from kv_agent_ros.robot.plan import Plan
 from kv_agent_ros.robot.skills import HOUSEHOLD_SKILLS
-from kv_agent_ros.ros.clients import RosMemory, RosPlanner
+from kv_agent_ros.ros.clients import RosMemory, RosPlanner, RosSessionCache
 from kv_agent_ros.ros.endpoints import Endpoints
 from kv_agent_ros.ros.gate_client import RosGate
 from kv_agent_ros.ros.markers import path_message
@@ -28,6 +28,7 @@ from kv_agent_ros.srv import CancelTask, GetTask, ListTasks, SubmitTask
 
 MEMORY_TIMEOUT_S = 10.0
 GATE_TIMEOUT_S = 10.0
+CACHE_TIMEOUT_S = 1.0
 POLL_S = 0.2
 
 
@@ -83,6 +84,7 @@ def serve(core: AgentCore, config: AgentConfig, endpoints: Endpoints) -> None:
         gate=RosGate(endpoints, GATE_TIMEOUT_S),
         world=world,
         memory=RosMemory(endpoints, shared, MEMORY_TIMEOUT_S),
+        cache=RosSessionCache(endpoints, shared, CACHE_TIMEOUT_S),
         clock=endpoints.now_s,
     )
     path = endpoints.publisher(Path, 'planned_path', STATE)

@@ -6,6 +6,8 @@ decided by the caller: an engine without cache computes everything, an agent wit
 
 from collections.abc import Sequence
 from dataclasses import replace
+import logging
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from kv_agent_ros.inference.endings import cut_short
 from kv_agent_ros.kvcache.base import Prefetched, PrefetchPolicy
 from kv_agent_ros.kvcache.block import CacheStats, KVNamespace, PrefixLease, SessionKey, TokenArray, WriteLease
 from kv_agent_ros.memory.base import MemoryKind, MemoryRecord, Recollection
+from kv_agent_ros.ros.calls import ServiceCaller
 from kv_agent_ros.ros.conversions.inference import (
     fill_generation_request,
     message_from_msg,
@@ -55,6 +58,8 @@ from kv_agent_ros.srv import (
     RememberRecord,
     ReserveBlocks,
 )
+
+_log = logging.getLogger(__name__)
 
 SLACK_S = 5.0  # a peer that honours our deadline may answer so much later
 
@@ -139,6 +144,31 @@ class RosPrefixCache:
 
     def stats(self) -> CacheStats:
         return read_stats(self._stats.call(GetCacheStats.Request(), self._timeout_s))
+
+
+class RosSessionCache:
+    """kv_cache_node as the agent's SessionCache. One that is not there, or slow, is done without."""
+
+    def __init__(self, endpoints: Endpoints, namespace: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._prefetch = endpoints.service_caller(PrefetchPrefix, f'{namespace}prefetch_prefix')
+        self._pin = endpoints.service_caller(PinSession, f'{namespace}pin_session')
+        self._end = endpoints.service_caller(ReleaseSession, f'{namespace}release_session')
+
+    def warm(self, session: SessionKey, duration_s: float) -> None:
+        key, policy = session_to_msg(session), PrefetchPolicy.BEST_EFFORT.value
+        self._tell(self._prefetch, PrefetchPrefix.Request(session=key, policy=policy))
+        self._tell(self._pin, PinSession.Request(session=key, duration_s=duration_s))
+
+    def forget(self, session: SessionKey) -> None:
+        self._tell(self._end, ReleaseSession.Request(session=session_to_msg(session)))
+
+    def _tell(self, service: ServiceCaller, request: Any) -> None:
+        if service.is_ready:
+            try:
+                service.call(request, self._timeout_s)
+            except UnreachableError as error:
+                _log.warning('the session is not kept warm: %s', error)
 
 
 class RosBackend:
