@@ -81,3 +81,6 @@ class NoSessionCache:
 
     def forget(self, session: SessionKey) -> None:
         """Nothing to drop."""
+
+
+UNCACHED = NoSessionCache()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import logging
 import time
 
-from kv_agent_ros.agent.base import NoSessionCache, Planner, PlanProposal, PlanRequest, SessionCache
+from kv_agent_ros.agent.base import UNCACHED, Planner, PlanProposal, PlanRequest, SessionCache
 from kv_agent_ros.agent.journal import Journal, ProgressListener, ignore_progress
 from kv_agent_ros.agent.language import read_instruction
 from kv_agent_ros.agent.proof import judge
@@ -74,7 +74,7 @@ class RobotAgent:
         world: World,
         memory: Memory,
         sessions: SessionStore,
-        cache: SessionCache = NoSessionCache(),
+        cache: SessionCache = UNCACHED,
         clock: Callable[[], float],
         steady_clock: Callable[[], float] = time.monotonic,
         limits: AgentLimits = AgentLimits(),
@@ -125,7 +125,7 @@ class RobotAgent:
         return journal.result(status, '', self._audit_head(task.robot_id), self._steady_clock())
 
     def _begin(self, journal: Journal, deadline: Deadline) -> _Errand:
-        """The robot's conversation goes on; its KV is brought to memory while memory is asked and the world looked at."""
+        """The robot's conversation goes on; its KV comes to memory while similar tasks are looked for."""
         session = self._sessions.resume(journal.task.robot_id)
         epoch = session.state.epoch
         session.begin_task()
