@@ -177,8 +177,9 @@ class KVCacheManager:
         timeout_s: float,
     ) -> Prefetched:
         """See PrefixCache. Raises BadRequestError for an impossible time."""
-        path = self._path(namespace, tokens)
-        if not len(tokens):
+        if len(tokens):
+            path = self._path(namespace, tokens)
+        else:  # and then the namespace does not matter
             with self._books.owned():
                 path = self._sessions.prefix(session)
         return self._prefetcher.prefetch(path, session, policy, timeout_s)

@@ -9,6 +9,7 @@ from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.base import PrefetchPolicy
+from kv_agent_ros.kvcache.block import KVNamespace
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray
 
 LONG = list(range(400))  # 100 blocks
@@ -88,7 +89,9 @@ def test_prefetch_with_a_timeout_gives_up_the_rest(gated: tuple[Cache, GatedRead
 def test_without_tokens_what_the_session_used_last_is_meant(gated: tuple[Cache, GatedReads]) -> None:
     cache, store = gated
     store.gate.set()
-    assert prefetch(cache, NOTHING, PrefetchPolicy.WAIT_COMPLETE, 30.0) == (100, True)
+    nowhere = KVNamespace(model='', revision='', dtype='', num_layers=0, num_kv_heads=0, head_dim=0, block_tokens=0)
+    done = cache.manager.prefetch(nowhere, ROBOT_1, np.zeros(0, np.int32), PrefetchPolicy.WAIT_COMPLETE, 30.0)
+    assert (done.num_blocks, done.is_complete) == (100, True)
     cache.manager.end_session(ROBOT_1)
     assert prefetch(cache, NOTHING, PrefetchPolicy.WAIT_COMPLETE, 30.0) == (0, True)
 
