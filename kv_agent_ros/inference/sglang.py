@@ -15,7 +15,7 @@ import uuid
 import httpx
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import ModelUnavailableError
+from kv_agent_ros.errors import CanceledError, DeadlineError, ModelUnavailableError
 from kv_agent_ros.inference.base import (
     EngineStats,
     FinishReason,
@@ -88,7 +88,9 @@ class SglangBackend:
                 return self._http.generate(request, deadline, listen)
             except ServerLostError:
                 self._was_lost = True
-                if pieces or number == len(PAUSES_S) or deadline.wait(PAUSES_S[number]):
+                if pieces or number == len(PAUSES_S):
+                    raise
+                if deadline.wait(PAUSES_S[number]) and not deadline.is_canceled:
                     raise
         raise AssertionError('unreachable')
 
@@ -109,7 +111,12 @@ class SglangBackend:
         """A server that was lost may have come back as another one."""
         if not self._was_lost or deadline.is_over:
             return
-        server = probe_sglang(self._settings, deadline.within(PROBE_S))
+        try:
+            server = probe_sglang(self._settings, deadline.within(PROBE_S))
+        except (CanceledError, DeadlineError) as end:
+            if deadline.is_over:
+                return  # the request itself says so
+            raise ServerLostError(f'{self._settings.base_url}: expected an answer in {PROBE_S} s, got none') from end
         if server.model_path != self.server.model_path:
             raise ModelUnavailableError(
                 f'{self._settings.base_url}: expected the model {self.server.model_path} again, '

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+import socket
 import threading
 
 from hypothesis import given
@@ -182,6 +183,21 @@ def test_server_that_comes_back_with_another_model_is_refused(server: LoopbackSe
     server.answer = swap
     with pytest.raises(ModelUnavailableError, match='org/real-model again, got org/other-model'):
         backend.generate(REQUEST, Deadline(10.0))
+
+
+def test_lost_server_that_comes_back_mute_is_a_timeout_and_a_cancel_is_a_cancel() -> None:
+    with serving(stream_hello) as server:
+        backend = connected(server)
+    with pytest.raises(ModelUnavailableError, match='is it running'):
+        backend.generate(REQUEST, Deadline(10.0))
+    port = int(server.base_url.rsplit(':', 1)[1])
+    with socket.create_server(('127.0.0.1', port)):
+        assert backend.generate(REQUEST, Deadline(0.3)).outcome is Outcome.TIMEOUT
+        deadline = Deadline(30.0)
+        timer = threading.Timer(0.3, deadline.cancel)
+        timer.start()
+        assert backend.generate(REQUEST, deadline).outcome is Outcome.CANCELED
+        timer.join(5.0)
 
 
 def test_work_that_the_server_aborts_by_itself_is_asked_for_again(server: LoopbackServer) -> None:
