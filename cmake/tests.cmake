@@ -2,6 +2,7 @@
 set(KV_TEST_LIMIT_S 300)
 set(KV_TEST_LIMIT_nodes_S 600)
 set(KV_TEST_LIMIT_ros_S 600)
+set(KV_TEST_LIMIT_sglang_S 1800) # may make its environment first
 
 function(kv_add_test name path)
   set(_limit_s ${KV_TEST_LIMIT_S})

@@ -14,7 +14,7 @@ import httpx
 from kv_agent_ros.inference.kv_events import EventFollower, ZmqReplay
 
 SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'sglang'
-SETUP_S, START_S, STOP_S = 900.0, 400.0, 30.0
+SETUP_S, START_S, STOP_S = 900.0, 600.0, 60.0
 
 
 class NoSglangError(Exception):
