@@ -18,6 +18,7 @@ import time
 
 from matplotlib.axes import Axes
 import numpy as np
+import torch
 
 from benchmarks._reporting import Row, print_json, print_table, save_plot
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
@@ -239,8 +240,8 @@ def measure(directory: Path, num_bytes: int, num_rounds: int, clock: Clock) -> S
     return found
 
 
-def measure_cold(directory: Path, num_bytes: int, num_rounds: int) -> Seconds:
-    """Wall seconds of loads from the device itself: plain, as it is, and with 4 bits an element."""
+def measure_cold(directory: Path, num_bytes: int, num_rounds: int, clock: Clock) -> Seconds:
+    """Wall seconds of loads from the device itself: plain, as it is, and with 4 bits; and from the page cache."""
     blocks, layout = blocks_of(num_bytes)[:NUM_COLD_BLOCKS], layout_of(num_bytes)
     coded = [MIXED_4.encode(value, layout) for _, value in blocks]
     records = [record_of(number, stored, MIXED_4.name) for number, stored in enumerate(coded)]
@@ -340,10 +341,13 @@ def main() -> None:
     parser.add_argument('--clock', choices=sorted(CLOCKS), default='cpu', help='of the rows that are not cold')
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # as many as the copies it is compared with
     rows: list[Row] = []
     for num_bytes in (size << 10 for size in arguments.sizes_kib):
         found = measure(arguments.directory, num_bytes, arguments.n, CLOCKS[arguments.clock])
-        rows += rows_of(num_bytes, found, measure_cold(arguments.directory, num_bytes, arguments.n))
+        rows += rows_of(
+            num_bytes, found, measure_cold(arguments.directory, num_bytes, arguments.n, CLOCKS[arguments.clock])
+        )
     facts = {
         'clock': arguments.clock,
         'cold_clock': 'wall',

@@ -13,7 +13,7 @@ import struct
 from xxhash import xxh3_128, xxh3_128_digest
 
 from kv_agent_ros.kvcache.block import block_key
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray
+from kv_agent_ros.kvcache.storage.base import CHUNK_BYTES, BlockRecord, ByteArray
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # the device is full, which is no failure of it
 
@@ -21,7 +21,6 @@ _MAGIC = b'KVBLOCK2'
 _HEAD = struct.Struct('<8s32s32s32s16sQIH')  # magic, key, parent, root, checksum, lengths of block, tokens, codec
 _DIGEST_BYTES = 16
 _MAX_TOKEN_BYTES = 1 << 20
-_CHUNK_BYTES = 512 << 10  # read and hashed piece by piece, so that hashing finds it in the processor's cache
 _FIRST_READ_BYTES = 1024  # the whole header of blocks of up to some 200 tokens
 
 
@@ -66,8 +65,8 @@ def read_block(descriptor: int, key: bytes, out: ByteArray) -> BlockRecord | Non
     if record.length_bytes > len(out):
         return record
     digest = xxh3_128()
-    for start in range(0, record.length_bytes, _CHUNK_BYTES):
-        chunk = out.data[start : min(start + _CHUNK_BYTES, record.length_bytes)]
+    for start in range(0, record.length_bytes, CHUNK_BYTES):
+        chunk = out.data[start : min(start + CHUNK_BYTES, record.length_bytes)]
         if not _read_all(descriptor, chunk, offset + start):
             return None
         digest.update(chunk)

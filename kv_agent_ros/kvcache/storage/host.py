@@ -8,11 +8,9 @@ import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import BlockSlot
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, copy_checked
 from kv_agent_ros.kvcache.storage.segment import Segment, SegmentMap
 
 __all__ = ['HostStore', 'SegmentMap', 'SharedArena']
@@ -153,24 +151,28 @@ class HostStore:
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
         if record.key in self._slots:
             return PutResult.STORED
-        if len(value) != record.length_bytes or checksum(value) != record.checksum:
-            self._num_corrupt += 1
-            return PutResult.CORRUPT
+        if len(value) != record.length_bytes:
+            return self._refuse()
         if record.length_bytes > self._arena.capacity_bytes:
             return PutResult.FAILED
         slot = self.reserve(record.key, record.length_bytes)
         if slot is None:
             return PutResult.FULL
-        np.copyto(self.view(slot), value)
+        if copy_checked(value, self.view(slot)) != record.checksum:
+            self.cancel(slot)
+            return self._refuse()
         self.publish(slot, record)
         return PutResult.STORED
+
+    def _refuse(self) -> PutResult:
+        self._num_corrupt += 1
+        return PutResult.CORRUPT
 
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
         if key not in self._slots or self._slots[key].length_bytes > len(out):
             return None
         block = out[: self._slots[key].length_bytes]
-        np.copyto(block, self.view(self._slots[key]))
-        if checksum(block) != self._records[key].checksum:
+        if copy_checked(self.view(self._slots[key]), block) != self._records[key].checksum:
             self._num_corrupt += 1
             self.delete(key)
             return None
