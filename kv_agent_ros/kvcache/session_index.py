@@ -102,10 +102,6 @@ class SessionIndex:
         """How many open sessions refer to the block."""
         return len(self._holders.get(key, ()))
 
-    def num_references(self, key: bytes) -> int:
-        """How many open sessions refer to a block."""
-        return len(self._holders.get(key, ()))
-
     def forget_blocks(self, keys: Iterable[bytes]) -> None:
         """These blocks left the cache."""
         for key in keys:
