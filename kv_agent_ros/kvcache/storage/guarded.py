@@ -65,7 +65,7 @@ class GuardedStore:
         self._reads, self._writes = _Rate(), _Rate()
         self._num_failures = 0  # in a row
         self._num_timeouts = 0
-        self._is_tripped = False
+        self._is_tripped = self._is_closed = False
         self._retry_at_s = 0.0
 
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
@@ -139,7 +139,7 @@ class GuardedStore:
             )
 
     def close(self) -> None:
-        """Close the store; one that hangs is left to the end of the process."""
+        """Close the store, which then misses; one that hangs is left to the end of the process."""
 
         def act() -> int:
             self._store.close()
@@ -148,10 +148,14 @@ class GuardedStore:
         with self._my_turn() as is_mine:
             if is_mine:
                 self._ask(act, self._writes)
-        self._thread.stop()
+            with self._lock:
+                was_closed, self._is_closed = self._is_closed, True
+        if not was_closed:
+            self._thread.stop()
 
     def _is_askable(self) -> bool:
-        return not self._is_tripped or (not self._thread.is_hanging and self._clock() >= self._retry_at_s)
+        is_trial_due = not self._thread.is_hanging and self._clock() >= self._retry_at_s
+        return not self._is_closed and (not self._is_tripped or is_trial_due)
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[bool]:

@@ -1,6 +1,6 @@
 """A directory of block files with many owners: claims, publication and deletion that never exceed its capacity.
 
-`blocks/ab/<key>.kv` are blocks, `owners/<name>/<number>.<bytes>.tmp` claims that are being written, `bad/` what is set
+`blocks/<key>.kv` are blocks, `owners/<name>/<number>.<bytes>.tmp` claims that are being written, `bad/` what is set
 aside. All of it counts, in whole pages. An owner lives as long as it holds the lock on its own file.
 """
 
@@ -53,8 +53,7 @@ class SharedDirectory:
 
     def path(self, key: bytes) -> str:
         """Where a block is, if it is."""
-        name = key.hex()
-        return f'{self._directory}/blocks/{name[:2]}/{name}.kv'
+        return f'{self._directory}/blocks/{key.hex()}.kv'
 
     def physical(self, num_bytes: int) -> int:
         """What a file of this length occupies."""
@@ -86,7 +85,6 @@ class SharedDirectory:
                 os.unlink(claim)
                 books.used_bytes -= _claimed_bytes(claim)
             else:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
                 os.rename(claim, path)
                 books.num_blocks += 1
 
@@ -125,10 +123,9 @@ class SharedDirectory:
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """Time of last use in ns, and key, of everything that is published; in no particular order."""
-        for folder in (self._directory / 'blocks').iterdir():
-            for entry in _files(folder):
-                with contextlib.suppress(FileNotFoundError, ValueError):
-                    yield entry.stat().st_mtime_ns, bytes.fromhex(entry.name.removesuffix('.kv'))
+        for entry in _files(self._directory / 'blocks'):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                yield entry.stat().st_mtime_ns, bytes.fromhex(entry.name.removesuffix('.kv'))
 
     def close(self) -> None:
         """Stop being an owner; idempotent."""
@@ -168,10 +165,9 @@ class SharedDirectory:
 
     def _count(self) -> Books:
         books = Books(counted_s=time.time())
-        for folder in (self._directory / 'blocks').glob('*'):
-            for entry in _files(folder):
-                books.used_bytes += self.physical(entry.stat().st_size)
-                books.num_blocks += 1
+        for entry in _files(self._directory / 'blocks'):
+            books.used_bytes += self.physical(entry.stat().st_size)
+            books.num_blocks += 1
         books.used_bytes += sum(self.physical(entry.stat().st_size) for entry in _files(self._directory / 'bad'))
         for owner in (self._directory / 'owners').glob('*'):
             books.used_bytes += sum(_claimed_bytes(entry.name) for entry in _files(owner))
