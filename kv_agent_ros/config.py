@@ -79,6 +79,7 @@ SHARED = 'namespace of the shared nodes (world model, planner, memory, inference
 STATE = 'folder for what must survive a restart'
 WORLD = 'home (bundled) or the path of a world file'
 WRITE_POLICIES = ('write_through', 'selective', 'write_back')
+EVICTION_POLICIES = ('hit_density', 'lru', 'slru', 'lfu')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +136,7 @@ class KVCacheConfig:
     state_dir: str = setting(STATE_DIR, STATE)
     tenant: str = setting('home', 'whose blocks these are; robots of one tenant share prefixes')
     dram_bytes: int = setting(1 << 30, 'budget of the shared-memory tier', 'B', 1 << 20)
+    eviction_policy: str = setting('hit_density', 'which blocks leave memory first', choices=EVICTION_POLICIES)
     high_watermark: float = setting(0.95, 'memory fuller than this share loses blocks', '1', 0.05, 1.0)
     low_watermark: float = setting(0.85, '… until it is no fuller than this one', '1', 0.05, 1.0)
     ssd_bytes: int = setting(4 << 30, 'budget of the disk tier', 'B', 1 << 20)

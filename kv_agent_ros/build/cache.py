@@ -12,7 +12,8 @@ from kv_agent_ros.kvcache.block import KVEvent, Tier
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.event_stream import EventStream
-from kv_agent_ros.kvcache.eviction import SessionLruPolicy
+from kv_agent_ros.kvcache.eviction import AgedLfuPolicy, EvictionPolicy, LruPolicy, SessionsLast, SlruPolicy
+from kv_agent_ros.kvcache.hit_density import HitDensityPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.base import BlockStore
@@ -25,6 +26,8 @@ from kv_agent_ros.kvcache.write_policy import Watermarks, WritePolicy
 
 FLUSH_S = 3.0
 MAX_EVENTS = 10_000
+NUM_GHOSTS = 65_536  # evicted blocks whose use is remembered; some 200 bytes each
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {'lru': LruPolicy, 'slru': SlruPolicy, 'lfu': AgedLfuPolicy}
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +53,9 @@ def open_cache(config: KVCacheConfig) -> CacheCore:
     watermarks = Watermarks(high=config.high_watermark, low=config.low_watermark)
     streams = _open_streams(config)
     sessions = SessionIndex()
-    policy = SessionLruPolicy(sessions.is_referenced)
     try:
         manager = KVCacheManager(
-            dram=DramTier(store=HostStore(SharedArena.create(config.dram_bytes)), policy=policy),
+            dram=open_dram(config, sessions),
             sessions=sessions,
             backing=open_lower_tiers(config),
             tenant=config.tenant,
@@ -68,6 +70,17 @@ def open_cache(config: KVCacheConfig) -> CacheCore:
             stream.close()
         raise
     return CacheCore(manager=manager, events=events, streams=streams)
+
+
+def open_dram(config: KVCacheConfig, sessions: SessionIndex) -> DramTier:
+    """The shared memory; what open sessions refer to leaves it last."""
+    store = HostStore(SharedArena.create(config.dram_bytes))
+    if config.eviction_policy in POLICIES:
+        policy = POLICIES[config.eviction_policy]()
+        return DramTier(store=store, policy=SessionsLast(sessions.num_references, policy), num_ghosts=NUM_GHOSTS)
+    learner = HitDensityPolicy()
+    policy = SessionsLast(sessions.num_references, learner)
+    return DramTier(store=store, policy=policy, num_ghosts=NUM_GHOSTS, observers=(learner,))
 
 
 def open_lower_tiers(config: KVCacheConfig) -> tuple[BackingTier, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import BlockLayout, BlockSlot, Tier, TierUsage
-from kv_agent_ros.kvcache.eviction import EvictionPolicy
+from kv_agent_ros.kvcache.eviction import EvictionPolicy, UseObserver
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray
@@ -20,9 +20,16 @@ class DramTier:
     `num_ghosts` evicted blocks are remembered for the policy.
     """
 
-    def __init__(self, *, store: HostStore, policy: EvictionPolicy, num_ghosts: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        store: HostStore,
+        policy: EvictionPolicy,
+        num_ghosts: int = 0,
+        observers: Sequence[UseObserver] = (),
+    ) -> None:
         self._store = store
-        self._tree = RadixPrefixCache(policy, num_ghosts)
+        self._tree = RadixPrefixCache(policy, num_ghosts, observers)
         self._layouts: dict[bytes, BlockLayout] = {}  # by namespace digest
         self._reserved: dict[int, BlockSlot] = {}  # offset -> slot that is being written
         self._locks: dict[PathLock, int] = {}  # with what one of its blocks occupies
