@@ -37,6 +37,10 @@ class Arithmetic(Protocol):
         """out = codes * scale + low, which are one for each group of `groups` tokens by channels."""
         ...
 
+    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
+        """out = the nearest float16 of each value, the largest one for what is beyond it; any shape."""
+        ...
+
 
 class NumpyArithmetic:
     """Needs numpy alone."""
@@ -59,6 +63,9 @@ class NumpyArithmetic:
         np.multiply(unpack(packed, bits, out.shape[-1]), scale[:, tokens[:, None], channels], out=out)
         out += low[:, tokens[:, None], channels]
 
+    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
+        out[:] = np.clip(values, np.float32(-65504), np.float32(65504))
+
 
 class CompiledArithmetic:
     """The loops below, compiled: the first call ever costs seconds, later processes read numba's cache.
@@ -73,6 +80,7 @@ class CompiledArithmetic:
         self._expand = compiler(_expand)
         self._finish = compiler(_finish)
         self._scale = compiler(_scale)
+        self._halve = compiler(_halve)
         self._numpy = NumpyArithmetic()
 
     def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
@@ -100,6 +108,11 @@ class CompiledArithmetic:
 
     def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
         self._scale(packed, bits, low, scale, *groups, out)
+
+    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
+        shifted = np.abs(values) + np.float32(0.5)  # which brings the bits of a subnormal half into place, rounded
+        bits = [array.reshape(-1).view(np.int32) for array in (values, shifted)]
+        self._halve(*bits, out.reshape(-1).view(np.uint16))
 
 
 @cache
@@ -236,3 +249,13 @@ def _scale(packed, bits, low, scale, token_group, channel_group, out):  # type: 
                     run, source = line[first:end], codes[first:end]
                     for i in range(end - first):
                         run[i] = source[i] * factor + offset
+
+
+def _halve(bits, shifted, halves):  # type: ignore[no-untyped-def]
+    """Float32 to float16 by their bits, ties to even: numpy converts one element at a time."""
+    for i in range(len(bits)):
+        sign = (bits[i] >> 16) & 0x8000
+        size = min(bits[i] & 0x7FFFFFFF, 0x477FE000)  # 65504
+        normal = (size + 0xFFF + ((size >> 13) & 1) - 0x38000000) >> 13
+        small = shifted[i] - 0x3F000000
+        halves[i] = sign | (small if size < 0x38800000 else normal)

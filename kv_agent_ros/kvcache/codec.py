@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from kv_agent_ros.errors import StoreError
+from kv_agent_ros.kvcache.arithmetic import best_arithmetic
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.packing import joined, split
 from kv_agent_ros.kvcache.quantization import (
@@ -112,7 +113,10 @@ class QuantizedCodec:
         decoded = np.empty(rows, np.float32)
         for quantizer, part, half in ((self.keys, stored_keys, target[0]), (self.values, stored_values, target[1])):
             quantizer.decode(part, decoded)
-            half[:] = np.clip(decoded, np.finfo(half.dtype).min, np.finfo(half.dtype).max, out=decoded)
+            if half.dtype == np.float16 and half.flags.aligned:
+                best_arithmetic().halve(decoded, half)
+            else:
+                half[:] = np.clip(decoded, np.finfo(half.dtype).min, np.finfo(half.dtype).max, out=decoded)
 
 
 def _rotated(bits: int, norm_bits: int) -> RotatedQuantizer:

@@ -213,3 +213,17 @@ def test_compiled_and_plain_numpy_agree_to_the_last_bit(place: int, shape: tuple
     fast.decode(stored, outs[0])
     slow.decode(stored, outs[1])
     assert outs[0].tobytes() == outs[1].tobytes()
+
+
+def test_halving_agrees_with_numpy_for_every_float16_and_between_them():
+    numba = pytest.importorskip('numba')
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    between = [(halves[:-1] + halves[1:]) / 2, np.nextafter(halves, np.float32(np.inf)), np.float32([7e4, 1e30, 1e-9])]
+    values = np.concatenate([halves, *between])
+    values = np.concatenate([values, -values])
+    outs = [np.empty(values.shape, np.float16) for _ in range(2)]
+
+    CompiledArithmetic(numba).halve(values, outs[0])
+    NumpyArithmetic().halve(values, outs[1])
+
+    assert outs[0].tobytes() == outs[1].tobytes()
