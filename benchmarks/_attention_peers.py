@@ -9,13 +9,13 @@ from benchmarks._attention import Recording
 from kv_agent_ros.kvcache.importance import LOOK_AHEAD_QUERIES, FloatArray, causal_attention, look_ahead
 from kv_agent_ros.kvcache.sparse import importance_ahead
 from kv_agent_ros.kvcache.sparse_kv import BoolArray, SparseKV
-from kv_agent_ros.kvcache.sparse_policy import HeadBudgets, ShareBudget, SparsePolicy, select
+from kv_agent_ros.kvcache.sparse_policy import HeadBudgets, Pooling, ShareBudget, SparsePolicy, select
 
 OURS = 'ours'
 ORACLE = 'oracle'
 SNAPKV = 'SnapKV'
 PEERS = ('random', 'recent only', 'StreamingLLM', 'H2O', SNAPKV, 'SnapKV without pooling', 'observed attention')
-ABLATIONS = ('ours, heads share budgets', 'ours, observed with half-life')
+ABLATIONS = ('ours, heads share budgets', 'ours, observed with half-life', 'ours, no head pooled')
 SNAPKV_QUERIES = 64
 HALF_LIFE = 32.0
 STEP = 256  # queries of a chunk
@@ -83,14 +83,16 @@ def our_scores(recording: Recording, kv: SparseKV, frequencies: np.ndarray) -> F
 
 def kept_rows(kv: SparseKV, scores: dict[str, FloatArray], budget: float, seed: int) -> Iterator[tuple[str, BoolArray]]:
     """What each method keeps. Peers get our sinks and window as well where they have none, which makes them better."""
-    plain = policy_of(budget)
+    ours, plain = policy_of(budget), policy_of(budget, pooling=Pooling.NO_HEAD)
     shape = kv.positions.shape
-    yield OURS, select(kv, scores[OURS], plain)
+    yield OURS, select(kv, scores[OURS], ours)
     yield ABLATIONS[0], select(kv, scores[OURS], policy_of(budget, head_budgets=HeadBudgets.SHARED))
-    for name in (ABLATIONS[1], 'H2O', 'observed attention'):
+    yield ABLATIONS[1], select(kv, scores[ABLATIONS[1]], ours)
+    yield ABLATIONS[2], select(kv, scores[OURS], plain)
+    for name in ('H2O', 'observed attention'):
         yield name, select(kv, scores[name], plain)
-    window = policy_of(budget, recent_tokens=SNAPKV_QUERIES)
-    yield SNAPKV, select(kv, scores[SNAPKV], replace(window, pooling_tokens=5))
+    window = policy_of(budget, recent_tokens=SNAPKV_QUERIES, pooling=Pooling.NO_HEAD)
+    yield SNAPKV, select(kv, scores[SNAPKV], replace(window, pooling=Pooling.ALL_HEADS))
     yield 'SnapKV without pooling', select(kv, scores[SNAPKV], window)
     yield 'random', select(kv, np.random.default_rng(seed).random(shape), plain)
     yield 'StreamingLLM', select(kv, kv.positions.astype(np.float32), plain)

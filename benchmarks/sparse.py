@@ -46,7 +46,7 @@ from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.sparse import SparseKVCache, importance_ahead
 from kv_agent_ros.kvcache.sparse_kv import SparseKV
-from kv_agent_ros.kvcache.sparse_policy import Positions, SparsePolicy, TokenBudget, select
+from kv_agent_ros.kvcache.sparse_policy import Pooling, Positions, SparsePolicy, TokenBudget, select
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
@@ -121,7 +121,9 @@ def time_selection(
     policy = policy_of(budget)
     last = recording.queries[:, :, num_tokens - SNAPKV_QUERIES : num_tokens]
     ours_s = cpu_s(lambda: kv.taken(select(kv, our_scores(recording, kv, frequencies), policy)))
-    snapkv_s = cpu_s(lambda: kv.taken(select(kv, importance_ahead(kv, last), replace(policy, pooling_tokens=5))))
+    snapkv_s = cpu_s(
+        lambda: kv.taken(select(kv, importance_ahead(kv, last), replace(policy, pooling=Pooling.ALL_HEADS)))
+    )
     results.selected_per_s.append(num_tokens / ours_s)
     results.snapkv_per_s.append(num_tokens / snapkv_s)
 

@@ -20,6 +20,8 @@ from kv_agent_ros.kvcache.sparse_kv import BoolArray, SparseKV
 ScoreArray = npt.NDArray[np.float64]
 
 MIN_SINKS = 4
+DIFFUSE_PART = 8  # a head is diffuse when its best eighth of the tokens …
+DIFFUSE_MASS = 0.5  # … draws less than half of its attention; any bound up to .65 finds the same heads of SmolLM2
 
 
 class Budget(Protocol):
@@ -72,6 +74,17 @@ class HeadBudgets(Enum):
     """Each keeps `head_safeguard` of it; the rest goes where the attention is."""
 
 
+class Pooling(Enum):
+    """Where the score of a token is the mean of its neighbourhood, so that neighbours survive together."""
+
+    NO_HEAD = 'no_head'
+    """Single tokens everywhere."""
+    DIFFUSE_HEADS = 'diffuse_heads'
+    """Where attention is spread thin: the best single tokens there are noise, and only them is a biased sample."""
+    ALL_HEADS = 'all_heads'
+    """Everywhere, as SnapKV does."""
+
+
 class Positions(Enum):
     """Where the kept tokens stand for the tokens that come after them."""
 
@@ -88,7 +101,8 @@ class SparsePolicy:
     budget: Budget
     num_sinks: int = MIN_SINKS
     recent_tokens: int = 32
-    pooling_tokens: int = 1  # odd; 5 lets neighbours survive together
+    pooling: Pooling = Pooling.DIFFUSE_HEADS
+    pooling_tokens: int = 5  # odd
     head_budgets: HeadBudgets = HeadBudgets.EQUAL
     head_safeguard: float = 0.2
     positions: Positions = Positions.ORIGINAL
@@ -110,7 +124,7 @@ class SparsePolicy:
         heads = f'{self.head_budgets.value}:{self.head_safeguard!r}'
         return (
             f'sparse/1 {self.budget.name} sinks={self.num_sinks} recent={self.recent_tokens} '
-            f'pooling={self.pooling_tokens} heads={heads} interval={self.interval_tokens} '
+            f'pooling={self.pooling.value}:{self.pooling_tokens} heads={heads} interval={self.interval_tokens} '
             f'positions={self.positions.value} '
             f'mass={self.min_retained_mass!r} error={self.max_output_error!r}'
         )
@@ -137,7 +151,7 @@ def select(kv: SparseKV, importance: FloatArray, policy: SparsePolicy) -> BoolAr
             f'got {budget} of {kv.num_tokens} tokens; raise the budget or keep full KV'
         )
     finite = np.where(np.isfinite(importance), importance, 0.0).astype(np.float64)
-    score = _pooled(finite, policy.pooling_tokens)
+    score = np.where(_is_pooled(finite, policy.pooling), _pooled(finite, policy.pooling_tokens), finite)
     score[~np.isfinite(importance)] = np.finfo(np.float64).min
     score[(kv.positions < policy.num_sinks) | (kv.positions >= kv.num_tokens - policy.recent_tokens)] = np.inf
     score[~kv.in_use] = -np.inf
@@ -158,10 +172,18 @@ def _best(score: ScoreArray, num_best: int) -> BoolArray:
     return best
 
 
+def _is_pooled(score: ScoreArray, pooling: Pooling) -> BoolArray:
+    """(num_layers, num_kv_heads, 1); does not look at the budget, so that a larger one keeps a superset."""
+    if pooling is not Pooling.DIFFUSE_HEADS:
+        return np.full((*score.shape[:2], 1), pooling is Pooling.ALL_HEADS)
+    num_best = max(1, score.shape[2] // DIFFUSE_PART)
+    drawn = np.maximum(score, 0.0)
+    best = np.partition(drawn, -num_best, axis=2)[..., -num_best:] if score.shape[2] else drawn
+    return np.asarray(best.sum(axis=2, keepdims=True) < DIFFUSE_MASS * drawn.sum(axis=2, keepdims=True))
+
+
 def _pooled(score: ScoreArray, width: int) -> ScoreArray:
     """Mean over `width` neighbours, fewer at the ends."""
-    if width == 1:
-        return score
     summed = np.cumsum(np.pad(score, ((0, 0), (0, 0), (1, 0))), axis=2)
     middle = np.arange(score.shape[2])
     start, end = np.maximum(middle - width // 2, 0), np.minimum(middle + width // 2 + 1, len(middle))

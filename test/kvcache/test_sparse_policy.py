@@ -5,7 +5,15 @@ import pytest
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.sparse_kv import SparseKV
-from kv_agent_ros.kvcache.sparse_policy import HeadBudgets, Positions, ShareBudget, SparsePolicy, TokenBudget, select
+from kv_agent_ros.kvcache.sparse_policy import (
+    HeadBudgets,
+    Pooling,
+    Positions,
+    ShareBudget,
+    SparsePolicy,
+    TokenBudget,
+    select,
+)
 
 HEADS = st.sampled_from(HeadBudgets)
 
@@ -22,10 +30,8 @@ def scores(num_tokens: int, seed: int = 1, num_layers: int = 2, num_kv_heads: in
     return (random.integers(0, 6, (num_layers, num_kv_heads, num_tokens)) * weight).astype(np.float32)
 
 
-def policy(num_tokens: int, heads: HeadBudgets = HeadBudgets.EQUAL, pooling_tokens: int = 1) -> SparsePolicy:
-    return SparsePolicy(
-        budget=TokenBudget(num_tokens), recent_tokens=8, head_budgets=heads, pooling_tokens=pooling_tokens
-    )
+def policy(num_tokens: int, heads: HeadBudgets = HeadBudgets.EQUAL, pooling: Pooling = Pooling.NO_HEAD) -> SparsePolicy:
+    return SparsePolicy(budget=TokenBudget(num_tokens), recent_tokens=8, head_budgets=heads, pooling=pooling)
 
 
 @pytest.mark.parametrize('heads', HeadBudgets)
@@ -81,18 +87,26 @@ def test_equally_important_tokens_are_kept_from_the_first_on(heads: HeadBudgets)
 
 
 @settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 99), heads=HEADS, pooling=st.sampled_from([1, 5]))
-def test_same_scores_keep_the_same_tokens(seed: int, heads: HeadBudgets, pooling: int) -> None:
+@given(seed=st.integers(0, 99), heads=HEADS, pooling=st.sampled_from(Pooling))
+def test_same_scores_keep_the_same_tokens(seed: int, heads: HeadBudgets, pooling: Pooling) -> None:
     first, second = (select(session(90), scores(90, seed), policy(30, heads, pooling)) for _ in range(2))
 
     assert (first == second).all()
 
 
 @settings(deadline=None, max_examples=100)
-@given(seed=st.integers(0, 99), small=st.integers(12, 90), more=st.integers(0, 30), heads=HEADS)
-def test_larger_budget_keeps_all_that_a_smaller_one_keeps(seed: int, small: int, more: int, heads: HeadBudgets) -> None:
-    less = select(session(90), scores(90, seed), policy(small, heads))
-    more_kept = select(session(90), scores(90, seed), policy(small + more, heads))
+@given(
+    seed=st.integers(0, 99),
+    small=st.integers(12, 90),
+    more=st.integers(0, 30),
+    heads=HEADS,
+    pooling=st.sampled_from(Pooling),
+)
+def test_larger_budget_keeps_all_that_a_smaller_one_keeps(
+    seed: int, small: int, more: int, heads: HeadBudgets, pooling: Pooling
+) -> None:
+    less = select(session(90), scores(90, seed), policy(small, heads, pooling))
+    more_kept = select(session(90), scores(90, seed), policy(small + more, heads, pooling))
 
     assert (less <= more_kept).all()
     assert less.sum() == 2 * 3 * small
@@ -125,9 +139,21 @@ def test_pooling_lets_neighbours_of_an_important_token_survive() -> None:
     importance = np.zeros((2, 3, 100), dtype=np.float32)
     importance[..., 50] = 1
 
-    kept = select(session(100), importance, policy(17, pooling_tokens=5))
+    kept = select(session(100), importance, policy(17, pooling=Pooling.ALL_HEADS))
 
     assert kept[0, 0].nonzero()[0].tolist() == [*range(4), *range(48, 53), *range(92, 100)]
+
+
+def test_only_heads_that_look_everywhere_are_pooled_by_default() -> None:
+    importance = np.full((2, 3, 100), 1e-3, dtype=np.float32)
+    importance[..., 50] = 1  # nearly all that these heads look at
+    importance[:, 1] = 1
+    importance[:, 1, 50] = 1.5
+
+    kept = select(session(100), importance, policy(17, pooling=Pooling.DIFFUSE_HEADS))
+
+    assert kept[0, 0].nonzero()[0].tolist() == [*range(8), 50, *range(92, 100)]
+    assert kept[0, 1].nonzero()[0].tolist() == [*range(4), *range(48, 53), *range(92, 100)]
 
 
 def test_share_counts_from_the_whole_session_also_when_some_of_it_is_gone() -> None:
@@ -151,7 +177,8 @@ def test_policies_that_keep_different_tokens_have_different_names() -> None:
         SparsePolicy(budget=ShareBudget(0.12)),
         SparsePolicy(budget=TokenBudget(100), num_sinks=5),
         SparsePolicy(budget=TokenBudget(100), recent_tokens=31),
-        SparsePolicy(budget=TokenBudget(100), pooling_tokens=5),
+        SparsePolicy(budget=TokenBudget(100), pooling_tokens=7),
+        SparsePolicy(budget=TokenBudget(100), pooling=Pooling.ALL_HEADS),
         SparsePolicy(budget=TokenBudget(100), head_budgets=HeadBudgets.SHARED),
         SparsePolicy(budget=TokenBudget(100), head_budgets=HeadBudgets.SHARED, head_safeguard=0.5),
         SparsePolicy(budget=TokenBudget(100), interval_tokens=128),
@@ -160,7 +187,7 @@ def test_policies_that_keep_different_tokens_have_different_names() -> None:
         SparsePolicy(budget=TokenBudget(100), max_output_error=0.5),
     ]
 
-    assert len({each.variant for each in [plain, *others]}) == 13
+    assert len({each.variant for each in [plain, *others]}) == 14
     assert plain.variant != ''
 
 
