@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,11 +159,13 @@ def test_reads_beside_deletes_and_puts_of_the_same_blocks_are_right_or_misses(tm
     writers = [threading.Thread(target=churn) for _ in range(2)]
     for writer in writers:
         writer.start()
-    num_hits = sum(read(store, turn % NUM_BLOCKS) for turn in range(600))
+    num_hits, end_s = 0, time.monotonic() + 60.0
+    while num_hits < 50 and time.monotonic() < end_s:
+        num_hits += sum(read(store, number) for number in range(NUM_BLOCKS))
     stop.set()
     for writer in writers:
         writer.join(60)
-    assert num_hits > 0
+    assert num_hits >= 50
     assert store.usage().num_corrupt == 0
     for number in range(NUM_BLOCKS):
         store.put(*block(number))
