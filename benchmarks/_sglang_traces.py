@@ -30,7 +30,7 @@ def hit_rate(requests: list[list[int]], policy: str, capacity: int) -> float:
     num_hits = num_blocks = 0
     for request in requests:
         found = tree.match_prefix(MatchPrefixParams(key=RadixKey(array('q', request))))
-        num_matched, node = len(found.device_indices), found.last_device_node
+        num_matched, node = found.device_prefix_len, found.last_device_node
         num_hits += num_matched
         num_blocks += len(request)
         tree.inc_lock_ref(node)

@@ -41,9 +41,10 @@ class Point:
 
     @property
     def gap_closed(self) -> float:
-        """Share of the way from LRU in the same tree to Belady; 1 where there is no way to go."""
+        """Share of the way from LRU in the same tree to Belady; where there is none, 1, or 0 when ours is worse."""
         lru = self.ours['our tree, LRU'].hit_rate
-        return (self.ours['ours'].hit_rate - lru) / (self.belady - lru) if self.belady > lru else 1.0
+        gained = self.ours['ours'].hit_rate - lru
+        return gained / (self.belady - lru) if self.belady > lru else float(gained >= 0)
 
 
 def main() -> None:
