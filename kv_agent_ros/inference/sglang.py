@@ -12,8 +12,6 @@ import time
 from urllib.parse import quote
 import uuid
 
-import httpx
-
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import CanceledError, DeadlineError, ModelUnavailableError
 from kv_agent_ros.inference.base import (
@@ -173,15 +171,17 @@ def abort_when_cancelled(settings: HttpSettings) -> Runner:
 
 async def _abort(settings: HttpSettings, request_id: object, reading: asyncio.Future[None]) -> None:
     """At most ABORT_S; the connection is closed in any case."""
+    asking: asyncio.Future[None] = asyncio.ensure_future(_ask_to_stop(settings, request_id))
     try:
-        async with asyncio.timeout(ABORT_S):
-            await post_sglang(settings, '/abort_request', {'rid': request_id})
-            await asyncio.wait({reading})
-    except (httpx.HTTPError, TimeoutError):
-        pass
+        await asyncio.wait({asking, reading}, timeout=ABORT_S)
     finally:
+        asking.cancel()
         reading.cancel()
-        await asyncio.wait({reading})
+        await asyncio.gather(asking, reading, return_exceptions=True)
+
+
+async def _ask_to_stop(settings: HttpSettings, request_id: object) -> None:
+    await post_sglang(settings, '/abort_request', {'rid': request_id})
 
 
 def session_name(session: SessionKey) -> str:

@@ -240,6 +240,14 @@ def test_cancel_is_confirmed_by_the_end_of_the_stream(server: LoopbackServer) ->
     assert server.bodies[-1] == {'rid': server.bodies[-2]['rid']}
 
 
+def test_deadline_passes_though_the_server_does_not_even_hear_the_abort(server: LoopbackServer) -> None:
+    backend = connected(server)
+    server.answer = lambda handler, body: server.is_ending.wait(30.0) and None
+    generation = backend.generate(REQUEST, Deadline(0.5))
+    assert (generation.outcome, generation.text) == (Outcome.TIMEOUT, '')
+    assert generation.message == 'deadline passed; the server did not say that it stopped'
+
+
 def test_session_is_closed_only_in_a_server_that_has_references(server: LoopbackServer) -> None:
     server.answer = lambda handler, body: reply(handler, 200, 'text/plain', '')
     connected(server).close_session(SESSION, Deadline(10.0))
