@@ -21,7 +21,7 @@ from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.remote import RemoteStore
-from kv_agent_ros.kvcache.storage.tiered import BackingTier, TierOptions
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, Sharing, TierOptions
 from kv_agent_ros.kvcache.write_policy import Watermarks, WritePolicy
 
 FLUSH_S = 3.0
@@ -94,19 +94,19 @@ def open_lower_tiers(config: KVCacheConfig) -> tuple[BackingTier, ...]:
 
 def _open_disk(config: KVCacheConfig, below: tuple[BackingTier, ...]) -> tuple[BackingTier, ...]:
     directory = expand(config.state_dir) / 'kv'
-    options = _options(config, config.ssd_write_policy)
+    options = _options(config, config.ssd_write_policy, Sharing.OWN)
     return _open_tier(Tier.SSD, lambda: DiskStore.open(directory, config.ssd_bytes), options, directory, below)
 
 
 def _open_remote(config: KVCacheConfig) -> tuple[BackingTier, ...]:
     directory = expand(config.remote_dir)
-    options = _options(config, config.remote_write_policy)
+    options = _options(config, config.remote_write_policy, Sharing.SHARED)
     return _open_tier(Tier.REMOTE, lambda: RemoteStore.open(directory, config.remote_bytes), options, directory, ())
 
 
-def _options(config: KVCacheConfig, write_policy: str) -> TierOptions:
+def _options(config: KVCacheConfig, write_policy: str, sharing: Sharing) -> TierOptions:
     codecs = CodecPolicy(recent_tokens=config.recent_tokens)
-    return TierOptions(write_policy=WritePolicy(write_policy), codecs=codecs)
+    return TierOptions(sharing=sharing, write_policy=WritePolicy(write_policy), codecs=codecs)
 
 
 def _open_tier(

@@ -41,7 +41,7 @@ class Prefetcher:
         with self._books.owned():
             job = _Job(path=path, session=session, generation=self._books.sessions.join(session))
             num_held = self._books.dram.match(path)
-        if self._promoter.plan(path, num_held) and self._worker.submit(job):
+        if self._promoter.may_bring(path, num_held) and self._worker.submit(job):
             if policy is not PrefetchPolicy.BEST_EFFORT:
                 job.end.wait(timeout_s)
             job.is_given_up = policy is PrefetchPolicy.TIMEOUT and not job.end.is_set()

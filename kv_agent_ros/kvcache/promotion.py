@@ -50,10 +50,17 @@ class Promoter:
                 plan.append((tier.tier, num_held))
         return plan
 
+    def may_bring(self, path: TokenPath, num_held: int) -> bool:
+        """Whether promote() may find something; answers from memory."""
+        if any(tier.is_shared and not tier.is_degraded for tier in self._books.backing):
+            return num_held < path.num_blocks
+        return bool(self.plan(path, num_held))
+
     def promote(self, held: HeldPrefix) -> None:
         """Add to a prefix what the tiers below have, fastest first. A tier that fails adds nothing."""
         for tier in self._books.backing:
             if held.lock.num_blocks < held.path.num_blocks and not tier.is_degraded:
+                tier.discover(held.path)
                 self._promote_from(tier, held)
                 held.sources.append((tier.tier, held.lock.num_blocks))
 

@@ -28,7 +28,7 @@ MAX_VALUE_BYTES = 30_000
 MAX_DELAY_S = 0.02
 OPENERS: dict[str, Callable[[Path], BlockStore]] = {
     'disk': lambda path: DiskStore.open(path, CAPACITY_BYTES),
-    'remote': lambda path: RemoteStore.open(path, CAPACITY_BYTES, refresh_s=0.0),
+    'remote': lambda path: RemoteStore.open(path, CAPACITY_BYTES),
 }
 
 

@@ -3,7 +3,7 @@
 A store neither knows prefixes nor chooses victims: `BackingTier` and `KVCacheManager` do that with their trees.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -76,6 +76,11 @@ class StoreUsage:
     is_degraded: bool = False  # failing or hanging now: everything in it is a miss; do not delete what misses
 
 
+def num_leading(keys: Sequence[bytes], is_here: Callable[[bytes], bool]) -> int:
+    """How many keys come before the first that is not here."""
+    return next((index for index, key in enumerate(keys) if not is_here(key)), len(keys))
+
+
 class BlockStore(Protocol):
     """Keeps blocks by key. Failing devices are misses that `usage()` counts; no method raises for them."""
 
@@ -96,6 +101,13 @@ class BlockStore(Protocol):
 
     def size_bytes(self, key: bytes) -> int:
         """What the block occupies of the capacity, 0 when it is not there. Answers from memory."""
+        ...
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """How many of these blocks are here, up to the first that is not, those that other owners put here included.
+
+        May touch the device.
+        """
         ...
 
     def records(self) -> Iterator[BlockRecord]:

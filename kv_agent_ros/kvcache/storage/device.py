@@ -3,14 +3,14 @@
 A block is served only after its copy has ended on the device, and rows are read on the stream of the caller.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import threading
 
 import numpy as np
 import torch
 
 from kv_agent_ros.errors import ConfigError
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum, num_leading
 
 
 class DeviceStore:
@@ -89,6 +89,9 @@ class DeviceStore:
 
     def size_bytes(self, key: bytes) -> int:
         return self._rows.shape[1] if key in self._placed else 0
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return num_leading(keys, lambda key: self.size_bytes(key) > 0)
 
     def records(self) -> Iterator[BlockRecord]:
         with self._lock:

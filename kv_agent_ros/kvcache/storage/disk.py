@@ -4,7 +4,7 @@ The capacity counts whole file-system blocks of every file, half-written and qua
 anything is written. The owner's books are made from the directory when it is opened, never read from a file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import fcntl
 import itertools
@@ -15,7 +15,7 @@ import threading
 import time
 
 from kv_agent_ros.errors import ConfigError, StoreError
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum, num_leading
 from kv_agent_ros.kvcache.storage.block_file import NO_ROOM, file_bytes, opened, read_block, read_record, write_block
 
 _log = logging.getLogger(__name__)
@@ -103,6 +103,9 @@ class DiskStore:
     def size_bytes(self, key: bytes) -> int:
         with self._lock:
             return self._sizes.get(key, 0)
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return num_leading(keys, lambda key: self.size_bytes(key) > 0)
 
     def records(self) -> Iterator[BlockRecord]:
         for key in self._keys_by_age():

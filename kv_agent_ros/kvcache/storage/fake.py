@@ -1,11 +1,11 @@
 """A store in a dictionary whose device fails, hangs or decays when a test says so."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import threading
 
 import numpy as np
 
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum, num_leading
 
 
 class FakeStore:
@@ -51,6 +51,9 @@ class FakeStore:
 
     def size_bytes(self, key: bytes) -> int:
         return self.blocks[key][0].length_bytes if key in self.blocks else 0
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return num_leading(keys, lambda key: key in self.blocks) if self._is_reached() else 0
 
     def records(self) -> Iterator[BlockRecord]:
         if self._is_reached():

@@ -4,7 +4,7 @@ Operations run one at a time in a thread. After a missed deadline or several fai
 everything is a miss at once and nothing touches the device, until some time later a trial succeeds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 from dataclasses import dataclass, replace
 import logging
@@ -110,6 +110,16 @@ class GuardedStore:
 
     def size_bytes(self, key: bytes) -> int:
         return self._store.size_bytes(key)
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        found: list[int] = []
+
+        def act() -> int:
+            found.append(self._store.find(keys))
+            return 0
+
+        with self._my_turn() as is_mine:
+            return found[0] if is_mine and self._ask(act, self._reads) else 0
 
     def records(self) -> Iterator[BlockRecord]:
         found: list[BlockRecord] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.block import BlockSlot
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, copy_checked
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, copy_checked, num_leading
 from kv_agent_ros.kvcache.storage.segment import Segment, SegmentMap
 
 __all__ = ['HostStore', 'SegmentMap', 'SharedArena']
@@ -185,6 +185,9 @@ class HostStore:
 
     def size_bytes(self, key: bytes) -> int:
         return self._arena.size_bytes(self._slots[key].offset_bytes) if key in self._slots else 0
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return num_leading(keys, lambda key: self.size_bytes(key) > 0)
 
     def records(self) -> Iterator[BlockRecord]:
         yield from self._records.values()

@@ -1,20 +1,19 @@
 """The REMOTE tier: blocks in a directory that many processes and hosts share, as long as its lock works between them.
 
-What others put is found by `get` at once, by `records` a little later. A store that is full evicts the longest unused
-blocks itself, whoever put them, tails before heads: no single owner knows them all.
+What others put is found by `get` and `find` at once. A store that is full evicts the longest unused blocks itself,
+whoever put them, tails before heads: no single owner knows them all.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 import heapq
 import logging
 import os
 from pathlib import Path
 import threading
-import time
 
 from kv_agent_ros.errors import ConfigError, StoreError
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, StoreUsage, checksum, num_leading
 from kv_agent_ros.kvcache.storage.block_file import NO_ROOM, file_bytes, opened, read_block, read_record, write_block
 from kv_agent_ros.kvcache.storage.shared_directory import SharedDirectory
 
@@ -28,27 +27,16 @@ _RECOUNT_S = 600.0
 class RemoteStore:
     """A BlockStore with many owners. Thread-safe. Its lock guards memory only and is never held in I/O."""
 
-    def __init__(
-        self, shared: SharedDirectory, capacity_bytes: int, refresh_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, shared: SharedDirectory, capacity_bytes: int) -> None:
         self._shared = shared
         self._capacity_bytes = capacity_bytes
-        self._refresh_s = refresh_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._records: dict[bytes, BlockRecord] = {}  # as far as known, longest unused first
-        self._listed_at_s = -float('inf')
         self._num_errors = self._num_corrupt = 0
         self._is_failing = False
 
     @classmethod
-    def open(
-        cls,
-        directory: Path,
-        capacity_bytes: int,
-        refresh_s: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> 'RemoteStore':
+    def open(cls, directory: Path, capacity_bytes: int) -> 'RemoteStore':
         """Become an owner of a directory, made when it is not there; all owners should give it the same capacity.
 
         Raises ConfigError when it holds something else, StoreError when the device fails.
@@ -59,7 +47,7 @@ class RemoteStore:
             shared = SharedDirectory.open(directory, capacity_bytes)
         except OSError as error:
             raise StoreError(f'shared store {directory}: cannot open ({error})') from error
-        return cls(shared, capacity_bytes, refresh_s, clock)
+        return cls(shared, capacity_bytes)
 
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
         if len(value) != record.length_bytes or checksum(value) != record.checksum:
@@ -111,13 +99,16 @@ class RemoteStore:
             record = self._records.get(key)
         return self._shared.physical(file_bytes(record)) if record is not None else 0
 
+    def find(self, keys: Sequence[bytes]) -> int:
+        """See BlockStore. One look at the directory for each block that is not known yet."""
+        return num_leading(keys, self._is_here)
+
     def records(self) -> Iterator[BlockRecord]:
-        """All blocks of all owners, longest unused first, as they were at most `refresh_s` ago."""
-        if self._clock() - self._listed_at_s >= self._refresh_s:
-            try:
-                self._list()
-            except OSError as error:
-                self._note_failure('list', b'', error)
+        """All blocks of all owners, longest unused first."""
+        try:
+            self._list()
+        except OSError as error:
+            self._note_failure('list', b'', error)
         with self._lock:
             found = list(self._records.values())
         yield from found
@@ -181,7 +172,6 @@ class RemoteStore:
 
     def _list(self) -> None:
         """Learn what the directory holds. Only headers of unknown blocks are read."""
-        self._listed_at_s = self._clock()
         listed = sorted(self._shared.blocks())
         with self._lock:
             known = dict(self._records)
@@ -189,6 +179,15 @@ class RemoteStore:
         with self._lock:
             later = {key: record for key, record in self._records.items() if key not in known}
             self._records = {key: record for key, record in found.items() if record is not None} | later
+
+    def _is_here(self, key: bytes) -> bool:
+        if self.size_bytes(key):
+            return True
+        record = self._read_record(key)
+        if record is not None:
+            with self._lock:
+                self._records.setdefault(key, record)
+        return record is not None
 
     def _read_record(self, key: bytes) -> BlockRecord | None:
         try:

@@ -8,6 +8,7 @@ one takes it. The queue is bounded; what does not fit stays with the giver.
 from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass, field
+from enum import Enum
 import logging
 import threading
 
@@ -29,9 +30,20 @@ from kv_agent_ros.kvcache.write_policy import WritePolicy
 _log = logging.getLogger(__name__)
 
 
+class Sharing(Enum):
+    """Who else puts blocks into a tier's store."""
+
+    OWN = 'own'
+    """Nobody."""
+    SHARED = 'shared'
+    """Processes of this machine and others. What they put there is found when somebody asks for it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierOptions:
     """What a tier does with blocks."""
+
+    sharing: Sharing = Sharing.OWN
 
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
     eviction: EvictionPolicy = field(default_factory=LruPolicy)
@@ -84,6 +96,22 @@ class BackingTier:
         opened = cls(tier=tier, store=store, options=options, below=below)
         opened._rebuild()
         return opened
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether discover() can find something."""
+        return self._options.sharing is Sharing.SHARED
+
+    def discover(self, path: TokenPath) -> None:
+        """Learn which blocks of the path others have put into a shared store. May touch the device."""
+        with self._lock:
+            num_known, epoch = self._tree.match(path), self._epoch
+        if not self.is_shared or num_known == path.num_blocks:
+            return
+        end = num_known + self._store.find(path.keys()[num_known:])
+        with self._lock:
+            if epoch == self._epoch and end > num_known:
+                self._show(path.head(end))
 
     def match(self, path: TokenPath) -> int:
         """Number of blocks in the longest prefix of the path that is here; changes nothing."""
@@ -173,6 +201,8 @@ class BackingTier:
             self._epoch += 1
             self._changes = []
             gone = self._tree.clear()
+        if self.is_shared:
+            gone += [record.key for record in self._store.records()]
         dropped = self._worker.drop()
         self._delete(gone)
         return tuple(transfer for transfer, _ in dropped)
@@ -262,15 +292,19 @@ class BackingTier:
         """Show what was written in the tree; what cannot be shown any more is deleted."""
         end = result.num_present
         with self._lock:
-            num_added = self._tree.insert(path.head(end)) if epoch == self._epoch else 0
+            num_shown = self._show(path.head(end)) if epoch == self._epoch else 0
             self._locks.discard(held)
             gone = self._tree.unlock(held)
-            added = keys[end - num_added : end]
-            if added:
-                change = TierChange(kind=EventKind.STORED, tier=self.tier, keys=added, path=path.head(end))
-                self._changes.append(change)
             self._note_removed(gone)
-        self._delete([*gone, *(key for key in keys[held.num_blocks : end] if key not in added)])
+        self._delete([*gone, *keys[max(held.num_blocks, num_shown) : end]])
+
+    def _show(self, path: TokenPath) -> int:
+        """Serve blocks that are in the store; how much of the path is served now. A cut block may be in the way."""
+        num_added = self._tree.insert(path)
+        if num_added:
+            added = path.keys()[path.num_blocks - num_added :]
+            self._changes.append(TierChange(kind=EventKind.STORED, tier=self.tier, keys=added, path=path))
+        return self._tree.match(path)
 
     def _put(self, record: BlockRecord, value: ByteArray) -> PutResult:
         while (result := self._store.put(record, value)) is PutResult.FULL and self._evict_one():
@@ -314,9 +348,9 @@ class BackingTier:
         paths, orphans = find_paths(list(self._store.records()))
         for path in paths:  # longest unused first, so that the tree learns the order of use
             self._tree.insert(path)
-        if orphans:
+        if orphans and not self.is_shared:  # there, others may be about to write the prefix
             _log.warning('%s tier: %d blocks without their prefix deleted', self.tier.value, len(orphans))
-        self._delete(orphans)
+            self._delete(orphans)
         while (usage := self._store.usage()).used_bytes > usage.capacity_bytes and self._evict_one():
             pass
         _log.info('%s tier: %d blocks found', self.tier.value, self._tree.num_blocks)

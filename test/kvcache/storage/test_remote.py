@@ -48,8 +48,8 @@ Opener = Callable[..., RemoteStore]
 def open_store(tmp_path: Path) -> Iterator[Opener]:
     opened: list[RemoteStore] = []
 
-    def make(capacity_bytes: int = 1 << 20, refresh_s: float = 0.0) -> RemoteStore:
-        opened.append(RemoteStore.open(tmp_path / 'shared', capacity_bytes, refresh_s))
+    def make(capacity_bytes: int = 1 << 20) -> RemoteStore:
+        opened.append(RemoteStore.open(tmp_path / 'shared', capacity_bytes))
         return opened[-1]
 
     yield make
@@ -78,19 +78,6 @@ def test_what_another_process_puts_is_got_listed_and_booked_here(tmp_path: Path,
     assert {record.key for record in store.records()} == {block(number)[0].key for number in range(3)}
     assert store.put(*block(9)) is PutResult.STORED
     assert (store.usage().used_bytes, store.usage().num_blocks) == (4 * 8192, 4)
-
-
-def test_listing_is_refreshed_after_its_period_and_not_before(tmp_path: Path) -> None:
-    now_s = 0.0
-    ours = RemoteStore.open(tmp_path / 'shared', 1 << 20, 5.0, lambda: now_s)
-    theirs = RemoteStore.open(tmp_path / 'shared', 1 << 20)
-    assert list(ours.records()) == []
-    theirs.put(*block(1))
-    now_s = 4.0
-    assert list(ours.records()) == []
-    now_s = 5.0
-    assert [record.key for record in ours.records()] == [block(1)[0].key]
-    assert ours.size_bytes(block(1)[0].key) == 8192
 
 
 def test_two_processes_at_the_cap_never_exceed_it_together(tmp_path: Path, open_store: Opener) -> None:

@@ -124,6 +124,13 @@ def test_records_lists_what_is_there(store: BlockStore) -> None:
     assert {record.key for record in store.records()} == {block(number, VALUE_BYTES)[0].key for number in range(3)}
 
 
+def test_find_counts_the_blocks_before_the_first_that_is_not_there(store: BlockStore) -> None:
+    for number in (0, 1, 3):
+        store.put(*block(number, VALUE_BYTES))
+    keys = [block(number, VALUE_BYTES)[0].key for number in range(4)]
+    assert [store.find(keys), store.find(keys[3:]), store.find(keys[2:]), store.find([])] == [2, 1, 0, 0]
+
+
 def test_close_twice_is_harmless(store: BlockStore) -> None:
     store.close()
     store.close()

@@ -25,7 +25,7 @@ CAPACITY_BYTES = 8 * 8192
 NUM_BLOCKS = 4
 FILE_STORES: dict[str, Callable[[Path], BlockStore]] = {
     'disk': lambda path: DiskStore.open(path, CAPACITY_BYTES),
-    'remote': lambda path: RemoteStore.open(path, CAPACITY_BYTES, refresh_s=0.0),
+    'remote': lambda path: RemoteStore.open(path, CAPACITY_BYTES),
 }
 
 

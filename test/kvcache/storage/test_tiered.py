@@ -1,6 +1,6 @@
 """The thread that writes behind: bounded, supervised, drained at the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 import threading
 
@@ -42,6 +42,9 @@ class GatedStore:
 
     def size_bytes(self, key: bytes) -> int:
         return self.inner.size_bytes(key)
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        return self.inner.find(keys)
 
     def records(self) -> Iterator[BlockRecord]:
         return self.inner.records()

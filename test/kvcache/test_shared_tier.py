@@ -1,0 +1,98 @@
+"""Two caches with one shared folder behind them, as on two machines."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_cache import HEAD, NAMESPACE, ROBOT_2, Cache
+
+from kv_agent_ros.kvcache.base import PrefetchPolicy
+from kv_agent_ros.kvcache.block import EventKind, Tier
+from kv_agent_ros.kvcache.storage.fake import FakeStore
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
+from kv_agent_ros.kvcache.storage.remote import RemoteStore
+from kv_agent_ros.kvcache.storage.tiered import BackingTier, Sharing, TierOptions
+
+OPTIONS = TierOptions(sharing=Sharing.SHARED)
+OpenCache = Callable[[str], Cache]
+
+
+@pytest.fixture
+def open_machine(tmp_path: Path) -> Iterator[OpenCache]:
+    """Open the cache of another machine; the shared folder is theirs together."""
+    opened: list[Cache] = []
+
+    def open_one(name: str) -> Cache:
+        store = GuardedStore(RemoteStore.open(tmp_path / 'shared', 1 << 20))
+        remote = BackingTier.open(tier=Tier.REMOTE, store=store, options=OPTIONS)
+        opened.append(Cache(16, tmp_path / name, 1 << 20, below=(remote,)))
+        return opened[-1]
+
+    yield open_one
+    for cache in opened:
+        cache.close()
+
+
+def test_what_one_machine_computes_later_is_served_on_the_other(open_machine: OpenCache) -> None:
+    here, there = open_machine('here'), open_machine('there')
+    here.write(HEAD)
+    here.flush()
+    lease = there.manager.acquire(NAMESPACE, ROBOT_2, np.array([*HEAD, 99], np.int32))
+    there.manager.release(lease.lease_id)
+    assert [slot.tier for slot in lease.slots] == [Tier.REMOTE] * 4
+    assert there.read([*HEAD, 99]) == 16
+    there.manager.check_integrity()
+
+
+def test_only_the_part_that_the_other_machine_has_is_added(open_machine: OpenCache) -> None:
+    here, there = open_machine('here'), open_machine('there')
+    there.write(HEAD[:8])
+    there.flush()
+    here.write(HEAD)
+    here.flush()
+    assert there.read([*HEAD, *range(50, 60)]) == 16
+    stored = [event for event in there.events if event.tier is Tier.REMOTE and event.kind is EventKind.STORED]
+    assert sum(len(event.block_keys) for event in stored) == 4
+
+
+def test_a_prefetch_finds_what_others_have_put_there(open_machine: OpenCache) -> None:
+    here, there = open_machine('here'), open_machine('there')
+    here.write(HEAD)
+    here.flush()
+    tokens = np.array(HEAD, np.int32)
+    done = there.manager.prefetch(NAMESPACE, ROBOT_2, tokens, PrefetchPolicy.WAIT_COMPLETE, 30.0)
+    assert (done.num_blocks, done.is_complete) == (4, True)
+
+
+def test_a_write_that_meets_the_same_blocks_of_others_keeps_them(open_machine: OpenCache) -> None:
+    here, there = open_machine('here'), open_machine('there')
+    here.write(HEAD)
+    there.write(HEAD)
+    here.flush()
+    there.flush()
+    third = open_machine('third')
+    assert third.read([*HEAD, 99]) == 16
+
+
+def test_what_the_other_machine_forgets_is_a_miss_here(open_machine: OpenCache) -> None:
+    here, there = open_machine('here'), open_machine('there')
+    here.write(HEAD)
+    here.flush()
+    there.manager.clear()
+    assert there.read([*HEAD, 99]) == 0
+    assert open_machine('third').read([*HEAD, 99]) == 0
+    assert here.read([*HEAD, 99]) == 16  # it has its own copies
+    here.manager.check_integrity()
+
+
+def test_a_shared_folder_that_hangs_is_a_miss(tmp_path: Path) -> None:
+    store = FakeStore(1 << 20)
+    guarded = GuardedStore(store, GuardLimits(deadline_s=0.2))
+    remote = BackingTier.open(tier=Tier.REMOTE, store=guarded, options=OPTIONS)
+    cache = Cache(16, tmp_path / 'here', 1 << 20, below=(remote,))
+    store.works.clear()
+    assert cache.read([*HEAD, 99]) == 0
+    assert cache.manager.stats().tiers[-1].is_degraded
+    store.works.set()
+    cache.close()
