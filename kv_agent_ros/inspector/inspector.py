@@ -170,4 +170,17 @@ def _tiers(name: str, values: Mapping[str, float]) -> InfraFinding | None:
     )
 
 
-CHECKS: tuple[Check, ...] = (_low_hit_rate, _no_benefit, _tiers)
+def _degraded(name: str, values: Mapping[str, float]) -> InfraFinding | None:
+    degraded = [key for key, value in values.items() if key.endswith('_is_degraded') and value > 0]
+    if not degraded:
+        return None
+    tier = degraded[0].removesuffix('_is_degraded')
+    return InfraFinding(
+        level=Level.WARN,
+        component=f'{name}/{tier}',
+        message=f'the {tier} tier fails or hangs now: everything in it is a miss',
+        advice='look at the device and its mount; it is tried again by itself',
+    )
+
+
+CHECKS: tuple[Check, ...] = (_low_hit_rate, _no_benefit, _degraded, _tiers)

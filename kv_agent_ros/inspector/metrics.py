@@ -52,6 +52,9 @@ def cache_metrics(stats: CacheStats) -> list[Metric]:
         Metric(name='cached_tokens', value=stats.cached_tokens, unit='tokens'),
         Metric(name='token_hit_rate', value=ratio(stats.cached_tokens, stats.prompt_tokens)),
         Metric(name='checksum_failures', value=stats.num_checksum_failures),
+        Metric(name='prefetched_blocks', value=stats.num_prefetched_blocks),
+        Metric(name='saved_compute_s', value=stats.saved_compute_s, unit='s'),
+        Metric(name='load_s', value=stats.load_s, unit='s'),
     ]
     return metrics + [metric for tier in stats.tiers for metric in _tier_metrics(tier)]
 
@@ -66,6 +69,9 @@ def _tier_metrics(tier: TierUsage) -> list[Metric]:
         Metric(name=f'{prefix}_hits', value=tier.num_hits),
         Metric(name=f'{prefix}_evictions', value=tier.num_evictions),
         Metric(name=f'{prefix}_errors', value=tier.num_errors),
+        Metric(name=f'{prefix}_read_bytes', value=tier.read_bytes, unit='bytes'),
+        Metric(name=f'{prefix}_written_bytes', value=tier.written_bytes, unit='bytes'),
+        Metric(name=f'{prefix}_is_degraded', value=float(tier.is_degraded)),
     ]
 
 

@@ -91,6 +91,13 @@ def test_each_tier_has_its_own_prefix_and_a_full_tier_that_evicts_is_mentioned()
     assert finding.level is Level.OK
 
 
+def test_a_tier_that_hangs_is_mentioned_before_what_it_counted():
+    metrics = [Metric(name='ssd_is_degraded', value=1.0), Metric(name='ssd_errors', value=3.0)]
+    findings = InfraInspector([Source(name='kv_cache_node', read=lambda: metrics)]).inspect().findings
+    assert [finding.component for finding in findings] == ['kv_cache_node/ssd', 'kv_cache_node/ssd']
+    assert 'hangs now' in findings[0].message
+
+
 def test_prometheus_text_has_one_line_a_metric_with_the_node_as_label():
     text = prometheus_text({'inference_node': [Metric(name='last_ttft_s', value=0.25, unit='s')]})
     assert text == 'kv_agent_last_ttft_s{node="inference_node"} 0.25\n'
