@@ -9,6 +9,7 @@ from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_canary import fitting_bits
+from kv_agent_ros.inference.local_engine import Batching
 from kv_agent_ros.inference.local_model import LocalModel, load_local_model
 from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend, bearer_headers
 from kv_agent_ros.inference.sglang import connect_sglang
@@ -40,7 +41,8 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
             config.model, expand(config.cache_dir) / 'models', config.threads, lambda text: _ignore(progress(text))
         )
         namespace = stored_namespace(model, config)
-        return EngineFactory(make=lambda cache: local_backend(model, cache, namespace))
+        batching = Batching(max_batch=config.max_batch, chunk_tokens=config.prefill_chunk_tokens)
+        return EngineFactory(make=lambda cache: local_backend(model, cache, namespace, batching))
     headers = bearer_headers(expand(config.api_key_file)) if config.api_key_file else {}
     settings = HttpSettings(base_url=config.engine_url, model=config.model, engine=config.engine, headers=headers)
     if config.engine == 'sglang':
@@ -62,6 +64,6 @@ def stored_namespace(model: LocalModel, config: InferenceConfig) -> KVNamespace:
     return fitting_bits(model, wanted, expand(config.cache_dir))
 
 
-def local_backend(model: LocalModel, cache: PrefixCache, namespace: KVNamespace) -> LocalBackend:
+def local_backend(model: LocalModel, cache: PrefixCache, namespace: KVNamespace, batching: Batching) -> LocalBackend:
     """The embedded engine around a prefix cache."""
-    return LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=namespace)
+    return LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=namespace, batching=batching)

@@ -1,6 +1,7 @@
-"""The embedded engine: a Llama model on torch CPU whose prefixes come from, and go to, the robot's KV cache.
+"""The embedded engine: a Llama model on torch CPU whose prefixes come from, and go to, the robots' KV cache.
 
-One request at a time, the highest priority first. Knows the cache only through PrefixCache and shared-memory segments.
+Serves several robots at a time, the highest priority first. Here is the caller's side of it: what a request must be,
+text as it comes, the books. Knows the cache only through PrefixCache and shared-memory segments.
 """
 
 from collections.abc import Callable
@@ -8,23 +9,24 @@ from dataclasses import replace
 import time
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import BadRequestError, CanceledError, DeadlineError, ModelUnavailableError, Outcome
+from kv_agent_ros.errors import BadRequestError, CanceledError, DeadlineError, Outcome
+from kv_agent_ros.inference.answer_pipe import AnswerPipe
 from kv_agent_ros.inference.base import (
     EngineStats,
     Generation,
     GenerationRequest,
     TokenListener,
+    Usage,
     ignore_tokens,
 )
 from kv_agent_ros.inference.endings import cut_short
 from kv_agent_ros.inference.engine_books import EngineBooks
-from kv_agent_ros.inference.local_llama import KVBuffer
+from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching, LocalEngine
 from kv_agent_ros.inference.local_model import LocalModel
 from kv_agent_ros.inference.local_reuse import KVReuse, ReuseStats
 from kv_agent_ros.inference.local_run import LocalRun
 from kv_agent_ros.inference.sampling import sampler_of
 from kv_agent_ros.inference.text_stream import TextStream
-from kv_agent_ros.inference.turn_queue import TurnQueue
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace, TokenArray
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
@@ -40,43 +42,30 @@ class LocalBackend:
         cache: PrefixCache,
         segments: SegmentMap,
         namespace: KVNamespace,
+        batching: Batching = DEFAULT_BATCHING,
         engine: str = 'local',
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._reuse = KVReuse(cache=cache, segments=segments, namespace=namespace)
-        self._buffer = KVBuffer(model.llama.config)
-        self._turns = TurnQueue()
+        batching = replace(batching, block_tokens=namespace.block_tokens)
+        self._engine = LocalEngine(llama=model.llama, batching=batching, clock=clock)
         self._books = EngineBooks(engine=engine, model=model.name)
         self._clock = clock
-        self._is_closed = False
 
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
         """See InferenceBackend. `cached_tokens` are the tokens whose verified KV came out of the cache."""
-        if self._is_closed:
-            raise ModelUnavailableError(f'engine {self._books.stats.engine}: expected an open engine, got a closed one')
-        called_at_s = self._clock()
-        sampler = sampler_of(request.temperature, request.seed)
-        constraint = self._model.grammars.constraint(request.json_schema)
-        run = LocalRun(
-            model=self._model,
-            reuse=self._reuse,
-            buffer=self._buffer,
-            request=request,
-            prompt=self._prompt(request),
-            stream=TextStream(self._model.tokenizer, on_text),
-            deadline=deadline,
-            clock=self._clock,
-            called_at_s=called_at_s,
-        )
+        run = self._run(request, deadline)
+        stream = TextStream(self._model.tokenizer, on_text)
+        self._engine.submit(run)
         try:
-            with self._turns.turn(request.priority, deadline):
-                finish_reason = run.execute(sampler, constraint)
-            generation = replace(self._generation(run), finish_reason=finish_reason)
+            self._deliver(run, stream)
+            generation = replace(self._generation(run, stream), finish_reason=run.pipe.finish_reason)
         except (CanceledError, DeadlineError) as end:
-            generation = cut_short(self._generation(run), end)
+            stream.finish()
+            generation = cut_short(self._generation(run, stream), end)
         return self._books.enter(generation, prefill_s=run.prefill_s, load_s=run.load_s)
 
     def stats(self) -> EngineStats:
@@ -89,8 +78,30 @@ class LocalBackend:
         return self._reuse.stats
 
     def close(self) -> None:
-        """Refuse further requests; one in progress ends by itself. Idempotent."""
-        self._is_closed = True
+        """Refuse further requests; those in progress end by themselves. Idempotent."""
+        self._engine.close()
+
+    def _run(self, request: GenerationRequest, deadline: Deadline) -> LocalRun:
+        asked_at_s = self._clock()
+        return LocalRun(
+            model=self._model,
+            reuse=self._reuse,
+            request=request,
+            sampler=sampler_of(request.temperature, request.seed),
+            constraint=self._model.grammars.constraint(request.json_schema),
+            prompt=self._prompt(request),
+            pipe=AnswerPipe(deadline),
+            asked_at_s=asked_at_s,
+            clock=self._clock,
+        )
+
+    def _deliver(self, run: LocalRun, stream: TextStream) -> None:
+        try:
+            for tokens in run.pipe.tokens():
+                stream.push(tokens)
+            stream.finish()
+        finally:
+            run.pipe.abandon()  # a listener that fails must not leave its request behind
 
     def _prompt(self, request: GenerationRequest) -> TokenArray:
         if request.max_new_tokens < 1:
@@ -103,12 +114,20 @@ class LocalBackend:
             )
         return prompt
 
-    def _generation(self, run: LocalRun) -> Generation:
+    def _generation(self, run: LocalRun, stream: TextStream) -> Generation:
+        usage = Usage(
+            prompt_tokens=run.num_prompt,
+            cached_tokens=run.num_cached,
+            computed_tokens=run.num_prompt - run.num_cached,
+            generated_tokens=len(stream.token_ids),
+            ttft_s=run.first_at_s - run.asked_at_s if stream.token_ids else 0.0,
+            total_s=self._clock() - run.asked_at_s,
+        )
         return Generation(
             outcome=Outcome.SUCCESS,
-            text=run.stream.text,
-            token_ids=tuple(run.stream.token_ids),
-            usage=run.usage,
+            text=stream.text,
+            token_ids=tuple(stream.token_ids),
+            usage=usage,
             engine=self._books.stats.engine,
             model=self._model.name,
         )

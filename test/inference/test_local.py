@@ -13,6 +13,7 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome, UnreachableError
 from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
 from kv_agent_ros.inference.local import LocalBackend
+from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching
 from kv_agent_ros.inference.local_llama import KVBuffer
 from kv_agent_ros.inference.local_model import LocalModel
 from kv_agent_ros.inference.local_reuse import KVReuse
@@ -53,9 +54,11 @@ def manager(tmp_path: Path) -> Iterator[KVCacheManager]:
         yield opened
 
 
-def backend_over(model: LocalModel, cache: PrefixCache, dtype: str = 'float32') -> LocalBackend:
+def backend_over(
+    model: LocalModel, cache: PrefixCache, dtype: str = 'float32', batching: Batching = DEFAULT_BATCHING
+) -> LocalBackend:
     namespace = model.namespace(BLOCK_TOKENS, dtype)
-    return LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=namespace)
+    return LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=namespace, batching=batching)
 
 
 def ask(backend: LocalBackend, *messages: Message, **changes: object) -> Generation:
@@ -252,7 +255,7 @@ def test_cancel_between_prefill_chunks_keeps_the_chunks(tiny_model: LocalModel, 
 
 
 def test_request_that_waits_too_long_for_its_turn_is_late(tiny_model: LocalModel, manager: KVCacheManager) -> None:
-    backend = backend_over(tiny_model, manager)
+    backend = backend_over(tiny_model, manager, batching=Batching(max_batch=1))
     late: list[Generation] = []
 
     def listen(text: str) -> None:
@@ -262,7 +265,7 @@ def test_request_that_waits_too_long_for_its_turn_is_late(tiny_model: LocalModel
             thread.start()
             thread.join(10)
 
-    request = GenerationRequest(session=SESSION, messages=(SYSTEM, ASK), max_new_tokens=4)
+    request = GenerationRequest(session=SESSION, messages=(SYSTEM, ASK), max_new_tokens=500)
     assert backend.generate(request, Deadline(60), listen).outcome is Outcome.SUCCESS
     assert (late[0].outcome, late[0].usage.cached_tokens, late[0].text) == (Outcome.TIMEOUT, 0, '')
 
