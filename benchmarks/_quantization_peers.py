@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
 
 import numpy as np
-import torch
-from transformers import LlamaConfig
-from transformers.cache_utils import QuantizedCache
 
 from kv_agent_ros.kvcache.rotation import Floats
 
 GROUP = 32
 HF_GROUP = 64
+HF_LIMIT_S = 20.0
+HF_SCRIPT = Path(__file__).with_name('_quantization_hf.py')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,17 +31,26 @@ def kivi(keys: Floats, values: Floats, bits: int, key_axis: int = 1) -> Coded:
     return Coded(keys=_grouped(keys, bits, key_axis), values=_grouped(values, bits, 2), bits=bits + 2 * 16 / GROUP)
 
 
+def hf_absence() -> str:
+    """Why transformers' quantised cache cannot be a peer here; empty where it can."""
+    return '' if find_spec('optimum') and find_spec('optimum.quanto') else 'not run: optimum-quanto is not installed'
+
+
 def hf_quantized_cache(keys: Floats, values: Floats, bits: int) -> Coded | None:
-    """transformers' QuantizedCache with its quanto backend and its own defaults; None where quanto is not installed."""
-    if find_spec('optimum') is None:
+    """transformers' QuantizedCache with its quanto backend; None where it is not installed, fails or takes too long."""
+    if hf_absence():
         return None
-    rows, _, channels = keys.shape
-    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=rows, num_key_value_heads=rows, head_dim=channels)
-    cache = QuantizedCache('quanto', config, nbits=bits, q_group_size=HF_GROUP, residual_length=1)
-    cache.update(torch.from_numpy(keys)[None], torch.from_numpy(values)[None], 0)
-    layer = cache.layers[0]
-    found = [layer._dequantize(coded)[0].float().numpy() for coded in (layer._quantized_keys, layer._quantized_values)]
-    return Coded(keys=found[0], values=found[1], bits=bits + 2 * 16 / HF_GROUP)
+    with tempfile.TemporaryDirectory(prefix='kv_agent_ros-') as directory:
+        source, target = Path(directory, 'exact.npz'), Path(directory, 'found.npz')
+        np.savez(source, keys=keys, values=values)
+        command = [sys.executable, '-P', str(HF_SCRIPT), str(source), str(target), str(bits)]
+        try:
+            subprocess.run(command, check=True, timeout=HF_LIMIT_S, stdout=sys.stderr)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            print(f'no QuantizedCache of transformers: {error}', file=sys.stderr)
+            return None
+        found = np.load(target)
+        return Coded(keys=found['keys'], values=found['values'], bits=bits + 2 * 16 / HF_GROUP)
 
 
 def _grouped(vectors: Floats, bits: int, axis: int) -> Floats:
