@@ -1,9 +1,9 @@
 """The inner loops of quantisation: in numpy, and compiled by numba where that is installed. Both give the same bits.
 
-The loops at the end are what numba compiles; each does, element by element and in the same order, what the method of
-its name does in `NumpyArithmetic`.
+Sums of levels are exact in float32, in any order, because levels are rounded; all else is done in the same order.
 """
 
+from collections.abc import Callable
 from functools import cache
 import importlib
 from typing import Any, Protocol  # Any: numba's compiled functions carry no types
@@ -11,12 +11,22 @@ from typing import Any, Protocol  # Any: numba's compiled functions carry no typ
 import numpy as np
 import numpy.typing as npt
 
+from kv_agent_ros.kvcache import arithmetic_loops as loops
 from kv_agent_ros.kvcache.packing import Codes, pack, packed_size, unpack
-from kv_agent_ros.kvcache.rotation import Floats, codebook, hadamard, rotation_width, thresholds
+from kv_agent_ros.kvcache.rotation import LEVEL_STEP, Floats, codebook, hadamard, rotation_width, thresholds
+
+LARGEST_HALF = np.float32(65504)
+
+Halves = npt.NDArray[np.float16]
+ABREAST = 16  # vectors that are turned together; the measured best for 64 to 128 channels
+PART_ELEMENTS = 1 << 15  # of float32 that wait to become float16; they stay in the processor's cache
 
 
 class Arithmetic(Protocol):
-    """Rows of vectors to codes and back; vectors are (rows, tokens, channels), all arrays C-contiguous."""
+    """Rows of vectors to codes and back; vectors are (rows, tokens, channels), all arrays C-contiguous.
+
+    What goes `out` may be float32 or float16, which gets its largest number for what is beyond it.
+    """
 
     def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
         """The packed codes of the levels nearest to vectors * inverse; `inverse` is (rows, tokens)."""
@@ -26,19 +36,27 @@ class Arithmetic(Protocol):
         """`rotation.hadamard` of the vectors."""
         ...
 
-    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
+    def look_up(
+        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+    ) -> None:
         """out = hadamard(levels) * gain * signs + centre.
 
         `gain` is (rows, tokens), `signs` (channels,), `centre` (rows, channels).
         """
         ...
 
-    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
-        """out = codes * scale + low, which are one for each group of `groups` tokens by channels."""
+    def scale(
+        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
+    ) -> None:
+        """out = codes * step + low, which are one for each group of `groups` tokens by channels."""
         ...
 
-    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
+    def halve(self, values: Floats, out: Halves) -> None:
         """out = the nearest float16 of each value, the largest one for what is beyond it; any shape."""
+        ...
+
+    def widen(self, halves: Halves) -> Floats:
+        """The same numbers as float32; any shape."""
         ...
 
 
@@ -52,67 +70,99 @@ class NumpyArithmetic:
     def turn(self, vectors: Floats) -> Floats:
         return hadamard(vectors)
 
-    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
-        levels = codebook(bits)[unpack(packed, bits, out.shape[-1])]
-        np.multiply(hadamard(levels), gain[..., None], out=out)
-        out *= signs
-        out += centre[:, None]
+    def look_up(
+        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+    ) -> None:
+        values = hadamard(codebook(bits)[unpack(packed, bits, out.shape[-1])])
+        values *= gain[..., None]
+        values *= signs
+        values += centre[:, None]
+        _put(values, out)
 
-    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
+    def scale(
+        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
+    ) -> None:
         tokens, channels = (np.arange(n) // group for n, group in zip(out.shape[1:], groups, strict=True))
-        np.multiply(unpack(packed, bits, out.shape[-1]), scale[:, tokens[:, None], channels], out=out)
-        out += low[:, tokens[:, None], channels]
+        values = unpack(packed, bits, out.shape[-1]) * step[:, tokens[:, None], channels]
+        values += low[:, tokens[:, None], channels]
+        _put(values, out)
 
-    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
-        out[:] = np.clip(values, np.float32(-65504), np.float32(65504))
+    def halve(self, values: Floats, out: Halves) -> None:
+        np.clip(values, -LARGEST_HALF, LARGEST_HALF, out=out, casting='same_kind')
+
+    def widen(self, halves: Halves) -> Floats:
+        return halves.astype(np.float32)
 
 
 class CompiledArithmetic:
-    """The loops below, compiled: the first call ever costs seconds, later processes read numba's cache.
+    """`arithmetic_loops`, compiled: the first call ever costs seconds, later processes read numba's cache.
 
-    Vectors whose length is no power of two are rotated by numpy.
+    Vectors whose runs for the transform are too short for a byte of codes are rotated by numpy.
     """
 
     def __init__(self, numba: Any) -> None:
-        compiler = numba.njit(cache=True, nogil=True, error_model='numpy')
-        self._choose = compiler(_choose)
-        self._turn = compiler(_turn)
-        self._expand = compiler(_expand)
-        self._finish = compiler(_finish)
-        self._scale = compiler(_scale)
-        self._halve = compiler(_halve)
+        compiler = _compiler(numba)
+        self._choose = compiler(loops.choose)
+        self._turn = compiler(loops.turn)
+        self._look_up = compiler(loops.look_up)
+        self._scale = compiler(loops.scale)
+        self._halve = compiler(loops.halve)
+        self._widen = compiler(loops.widen)
         self._numpy = NumpyArithmetic()
 
     def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
         packed = np.empty((*vectors.shape[:2], packed_size(vectors.shape[2], bits)), np.uint8)
-        self._choose(vectors, inverse, thresholds(bits), bits, packed)
+        grid = _grid(bits)
+        self._choose(_flat(vectors), inverse.reshape(-1), grid, np.float32(RESOLUTION), bits, _flat(packed))
         return packed
 
     def turn(self, vectors: Floats) -> Floats:
-        length = vectors.shape[-1]
-        if rotation_width(length) != length or length < 4:
-            return self._numpy.turn(vectors)
         turned = np.empty_like(vectors)
-        self._turn(vectors, _log2(length), turned)
+        self._turn(_flat(vectors), rotation_width(vectors.shape[-1]), ABREAST, _flat(turned))
         return turned
 
-    def look_up(self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats) -> None:
-        length, per_byte = out.shape[-1], 8 // bits
-        if rotation_width(length) != length or length < 4:
+    def look_up(
+        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+    ) -> None:
+        width = rotation_width(out.shape[-1])
+        if width < 8 // bits:
             self._numpy.look_up(packed, bits, gain, signs, centre, out)
             return
-        wide_levels = _turned_levels(bits)
-        self._expand(packed, wide_levels, out.view(wide_levels.dtype))
-        self._turn(out, _log2(length) - _log2(per_byte), out)
-        self._finish(gain, signs, centre, out)
+        levels = _turned_levels(bits)
 
-    def scale(self, packed: Codes, bits: int, low: Floats, scale: Floats, groups: tuple[int, int], out: Floats) -> None:
-        self._scale(packed, bits, low, scale, *groups, out)
+        def write(rows: slice, part: Floats) -> None:
+            target = _flat(part)
+            codes, norms = _flat(packed[rows]), gain[rows].reshape(-1)
+            self._look_up(codes, levels, width, ABREAST, norms, signs, centre[rows], target, target.view(levels.dtype))
 
-    def halve(self, values: Floats, out: npt.NDArray[np.float16]) -> None:
-        shifted = np.abs(values) + np.float32(0.5)  # which brings the bits of a subnormal half into place, rounded
-        bits = [array.reshape(-1).view(np.int32) for array in (values, shifted)]
-        self._halve(*bits, out.reshape(-1).view(np.uint16))
+        self._write(out, write)
+
+    def scale(
+        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
+    ) -> None:
+        codes = _wide_codes(bits)
+        self._write(out, lambda rows, part: self._scale(packed[rows], codes, low[rows], step[rows], *groups, part))
+
+    def halve(self, values: Floats, out: Halves) -> None:
+        self._halve(values.reshape(-1), out.reshape(-1).view(np.uint16))
+
+    def widen(self, halves: Halves) -> Floats:
+        values = np.empty(halves.shape, np.float32)
+        self._widen(halves.reshape(-1).view(np.uint16), _every_half(), values.reshape(-1))
+        return values
+
+    def _write(self, out: Floats | Halves, write: Callable[[slice, Floats], None]) -> None:
+        """Some rows after the others, through float32 where `out` is not."""
+        if out.dtype == np.float32:
+            write(slice(None), out.view(np.float32))
+            return
+        step = max(1, PART_ELEMENTS // max(1, out[0].size))
+        values = np.empty((step, *out.shape[1:]), np.float32)
+        for first in range(0, len(out), step):
+            rows = slice(first, min(first + step, len(out)))
+            part = values[: rows.stop - first]
+            write(rows, part)
+            self.halve(part, out[rows].view(np.float16))
 
 
 @cache
@@ -124,138 +174,58 @@ def best_arithmetic() -> Arithmetic:
         return NumpyArithmetic()
 
 
+def _compiler(numba: Any) -> Callable[[Any], Any]:
+    def compiled(loop: Any) -> Any:
+        try:
+            return numba.njit(cache=True, nogil=True, error_model='numpy')(loop)
+        except RuntimeError:  # no folder for numba's cache can be written
+            return numba.njit(nogil=True, error_model='numpy')(loop)
+
+    return compiled
+
+
+RESOLUTION = 2 / LEVEL_STEP  # places of a unit: edges are means of two levels
+
+
 @cache
-def _turned_levels(bits: int) -> npt.NDArray[np.complexfloating]:
+def _grid(bits: int) -> Codes:
+    """The code of every place from beyond the lowest edge to beyond the highest one; 0 is in the middle."""
+    edges = np.rint(thresholds(bits) * RESOLUTION).astype(np.int64)
+    highest = int(edges[-1]) + 1
+    return np.searchsorted(edges, np.arange(-highest, highest + 1)).astype(np.uint8)
+
+
+@cache
+def _turned_levels(bits: int) -> npt.NDArray[np.generic]:
     """(256,) what a byte's codes stand for, the first steps of the transform done, read as one wide number."""
-    every_byte = np.arange(256, dtype=np.uint8)[:, None]
-    levels = hadamard(codebook(bits)[unpack(every_byte, bits, 8 // bits)])
-    wide: npt.NDArray[np.complexfloating] = levels.view(np.complex64 if bits == 4 else np.complex128)
-    return wide[:, 0]
+    return _wide(hadamard(codebook(bits)[_every_byte(bits)]))
 
 
-def _log2(power: int) -> int:
-    return power.bit_length() - 1
+@cache
+def _wide_codes(bits: int) -> npt.NDArray[np.generic]:
+    """(256,) a byte's codes as float32, read as one wide number."""
+    return _wide(_every_byte(bits).astype(np.float32))
 
 
-# No index arithmetic in the innermost loops, so that the compiler makes vector instructions of them.
+@cache
+def _every_half() -> Floats:
+    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
-def _choose(vectors, inverse, edges, bits, packed):  # type: ignore[no-untyped-def]
-    rows, tokens, length = vectors.shape
-    size = packed.shape[2]
-    scaled = np.empty(length, np.float32)
-    codes = np.zeros((8 // bits) * size, np.int32)
-    planes = codes.reshape(8 // bits, size)
-    for row in range(rows):
-        for token in range(tokens):
-            factor = inverse[row, token]
-            for i in range(length):
-                scaled[i] = vectors[row, token, i] * factor
-                codes[i] = 0
-            for edge in edges:
-                for i in range(length):
-                    codes[i] += edge < scaled[i]
-            for i in range(size):
-                byte = 0
-                for place in range(8 // bits):
-                    byte |= planes[place, i] << (bits * place)
-                packed[row, token, i] = byte
+def _every_byte(bits: int) -> Codes:
+    return unpack(np.arange(256, dtype=np.uint8)[:, None], bits, 8 // bits)
 
 
-def _turn(vectors, num_steps, turned):  # type: ignore[no-untyped-def]
-    """The last `num_steps` steps of the transform, two at a time."""
-    rows, tokens, length = vectors.shape
-    half, quarter = length // 2, length // 4
-    here, there = np.empty(length, np.float32), np.empty(length, np.float32)
-    here_2, there_2 = here.reshape(2, half), there.reshape(2, half)
-    here_4, there_4 = here.reshape(4, quarter), there.reshape(4, quarter)
-    here_pairs, there_pairs = here.reshape(half, 2), there.reshape(half, 2)
-    here_fours, there_fours = here.reshape(quarter, 4), there.reshape(quarter, 4)
-    for row in range(rows):
-        for token in range(tokens):
-            for i in range(length):
-                here[i] = vectors[row, token, i]
-            for _ in range(num_steps // 4):
-                for i in range(quarter):
-                    a, b = here_4[0, i] + here_4[2, i], here_4[1, i] + here_4[3, i]
-                    c, d = here_4[0, i] - here_4[2, i], here_4[1, i] - here_4[3, i]
-                    there_fours[i, 0], there_fours[i, 1] = a + b, a - b
-                    there_fours[i, 2], there_fours[i, 3] = c + d, c - d
-                for i in range(quarter):
-                    a, b = there_4[0, i] + there_4[2, i], there_4[1, i] + there_4[3, i]
-                    c, d = there_4[0, i] - there_4[2, i], there_4[1, i] - there_4[3, i]
-                    here_fours[i, 0], here_fours[i, 1] = a + b, a - b
-                    here_fours[i, 2], here_fours[i, 3] = c + d, c - d
-            if num_steps & 2:
-                for i in range(quarter):
-                    a, b = here_4[0, i] + here_4[2, i], here_4[1, i] + here_4[3, i]
-                    c, d = here_4[0, i] - here_4[2, i], here_4[1, i] - here_4[3, i]
-                    there_fours[i, 0], there_fours[i, 1] = a + b, a - b
-                    there_fours[i, 2], there_fours[i, 3] = c + d, c - d
-                if num_steps & 1:
-                    for i in range(half):
-                        here_pairs[i, 0], here_pairs[i, 1] = (
-                            there_2[0, i] + there_2[1, i],
-                            there_2[0, i] - there_2[1, i],
-                        )
-                else:
-                    here[:] = there
-            elif num_steps & 1:
-                for i in range(half):
-                    there_pairs[i, 0], there_pairs[i, 1] = here_2[0, i] + here_2[1, i], here_2[0, i] - here_2[1, i]
-                here[:] = there
-            for i in range(length):
-                turned[row, token, i] = here[i]
+def _wide(rows: Floats) -> npt.NDArray[np.generic]:
+    dtypes = {1: np.float32, 2: np.complex64, 4: np.complex128}
+    return np.ascontiguousarray(rows).view(dtypes[rows.shape[1]])[:, 0]
 
 
-def _expand(packed, wide_levels, wide_out):  # type: ignore[no-untyped-def]
-    rows, tokens, size = packed.shape
-    for row in range(rows):
-        for token in range(tokens):
-            for i in range(size):
-                wide_out[row, token, i] = wide_levels[packed[row, token, i]]
+def _flat(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return rows.reshape(-1, rows.shape[-1])
 
 
-def _finish(gain, signs, centre, out):  # type: ignore[no-untyped-def]
-    rows, tokens, length = out.shape
-    for row in range(rows):
-        for token in range(tokens):
-            factor = gain[row, token]
-            for i in range(length):
-                out[row, token, i] = out[row, token, i] * factor * signs[i] + centre[row, i]
-
-
-def _scale(packed, bits, low, scale, token_group, channel_group, out):  # type: ignore[no-untyped-def]
-    rows, tokens, length = out.shape
-    size, num_parts = packed.shape[2], low.shape[2]
-    mask = np.uint8((1 << bits) - 1)
-    codes = np.empty(size * (8 // bits), np.float32)
-    planes = codes.reshape(8 // bits, size)
-    for row in range(rows):
-        for token in range(tokens):
-            for place in range(8 // bits):
-                shift = np.uint8(bits * place)
-                for i in range(size):
-                    planes[place, i] = np.float32((packed[row, token, i] >> shift) & mask)
-            lows, scales = low[row, token // token_group], scale[row, token // token_group]
-            line = out[row, token]
-            if channel_group == 1:
-                for i in range(length):
-                    line[i] = codes[i] * scales[i] + lows[i]
-            else:
-                for part in range(num_parts):
-                    first, end = part * channel_group, min(length, (part + 1) * channel_group)
-                    factor, offset = scales[part], lows[part]
-                    run, source = line[first:end], codes[first:end]
-                    for i in range(end - first):
-                        run[i] = source[i] * factor + offset
-
-
-def _halve(bits, shifted, halves):  # type: ignore[no-untyped-def]
-    """Float32 to float16 by their bits, ties to even: numpy converts one element at a time."""
-    for i in range(len(bits)):
-        sign = (bits[i] >> 16) & 0x8000
-        size = min(bits[i] & 0x7FFFFFFF, 0x477FE000)  # 65504
-        normal = (size + 0xFFF + ((size >> 13) & 1) - 0x38000000) >> 13
-        small = shifted[i] - 0x3F000000
-        halves[i] = sign | (small if size < 0x38800000 else normal)
+def _put(values: Floats, out: Floats | Halves) -> None:
+    if out.dtype == np.float16:
+        np.clip(values, -LARGEST_HALF, LARGEST_HALF, out=values)
+    out[:] = values

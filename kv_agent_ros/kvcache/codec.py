@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import best_arithmetic
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.packing import joined, split
 from kv_agent_ros.kvcache.quantization import (
@@ -106,17 +105,14 @@ class QuantizedCodec:
         rows = _rows(layout)
         stored_keys, stored_values = split(stored, [self.keys.num_bytes(rows), self.values.num_bytes(rows)])
         target = out.view(layout.dtype).reshape(2, *rows)
-        if target.dtype == np.float32 and target.flags.aligned:
+        if target.dtype in (np.float32, np.float16) and target.flags.aligned:
             self.keys.decode(stored_keys, target[0])
             self.values.decode(stored_values, target[1])
             return
         decoded = np.empty(rows, np.float32)
         for quantizer, part, half in ((self.keys, stored_keys, target[0]), (self.values, stored_values, target[1])):
             quantizer.decode(part, decoded)
-            if half.dtype == np.float16 and half.flags.aligned:
-                best_arithmetic().halve(decoded, half)
-            else:
-                half[:] = np.clip(decoded, np.finfo(half.dtype).min, np.finfo(half.dtype).max, out=decoded)
+            half[:] = np.clip(decoded, np.finfo(half.dtype).min, np.finfo(half.dtype).max, out=decoded)
 
 
 def _rotated(bits: int, norm_bits: int) -> RotatedQuantizer:

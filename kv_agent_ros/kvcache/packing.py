@@ -1,7 +1,6 @@
 """Codes of 8, 4 or 2 bits in bytes, no bit wasted but for an odd tail, and the scales beside them.
 
-Byte j of a row carries codes j, j + m, j + 2m … of it (m bytes a row), lowest bits first: both directions then work on
-contiguous runs.
+A byte carries codes that are neighbours, the first one in its lowest bits.
 """
 
 from itertools import accumulate
@@ -26,19 +25,22 @@ def packed_size(num_codes: int, bits: int) -> int:
 
 def pack(codes: Codes, bits: int) -> Codes:
     """(…, n) codes below 2**bits to (…, packed_size(n, bits)) bytes."""
-    num_bytes, per_byte = packed_size(codes.shape[-1], bits), 8 // bits
-    packed = np.zeros((*codes.shape[:-1], num_bytes), np.uint8)
-    for place in range(per_byte):
-        plane = codes[..., place * num_bytes : (place + 1) * num_bytes]
-        packed[..., : plane.shape[-1]] |= plane << np.uint8(bits * place)
+    num_codes, per_byte = codes.shape[-1], 8 // bits
+    padded = np.zeros((*codes.shape[:-1], packed_size(num_codes, bits) * per_byte), np.uint8)
+    padded[..., :num_codes] = codes
+    packed = padded[..., ::per_byte].copy()
+    for place in range(1, per_byte):
+        packed |= padded[..., place::per_byte] << np.uint8(bits * place)
     return packed
 
 
 def unpack(packed: Codes, bits: int, num_codes: int) -> Codes:
     """(…, packed_size(n, bits)) bytes to (…, n) codes."""
     mask = np.uint8((1 << bits) - 1)
-    planes = [(packed >> np.uint8(bits * place)) & mask for place in range(8 // bits)]
-    return np.concatenate(planes, axis=-1)[..., :num_codes]
+    codes = np.empty((*packed.shape, 8 // bits), np.uint8)
+    for place in range(8 // bits):
+        codes[..., place] = (packed >> np.uint8(bits * place)) & mask
+    return codes.reshape(*packed.shape[:-1], -1)[..., :num_codes]
 
 
 def wide_above(values: Floats) -> Wide:

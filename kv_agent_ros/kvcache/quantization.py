@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, best_arithmetic
 from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, unpack, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
 from kv_agent_ros.kvcache.storage.base import ByteArray
@@ -38,8 +38,8 @@ class Quantizer(Protocol):
         """Raises StoreError for NaN, infinities and numbers beyond 1e15."""
         ...
 
-    def decode(self, stored: ByteArray, out: Floats) -> None:
-        """Fill `out`, C-contiguous. Raises StoreError when `stored` has not the length for its shape."""
+    def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
+        """Fill `out`, C-contiguous, float32 or float16. Raises StoreError when `stored` is not as long as its shape asks."""
         ...
 
 
@@ -83,7 +83,7 @@ class PlainQuantizer:
         codes = self._codes(vectors, low, _part(step_codes, step_range))
         return joined(above_base, low_range, step_range, low_codes, step_codes, pack(codes, self.bits))
 
-    def decode(self, stored: ByteArray, out: Floats) -> None:
+    def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
         sections = split(stored, self._sizes(_shape(out)))
         above_base, low_range, step_range = (section.view(np.uint16) for section in sections[:3])
         low_codes, step_codes = (section.reshape(self._metadata_shape(_shape(out))) for section in sections[3:5])
@@ -133,10 +133,10 @@ class RotatedQuantizer:
         codes = self.arithmetic().choose(turned, inverse, self.bits)
         return joined(reference, pack(norm_codes, self.norm_bits), codes)
 
-    def decode(self, stored: ByteArray, out: Floats) -> None:
+    def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
         self.decode_around(np.zeros((out.shape[0], out.shape[2]), np.float32), stored, out)
 
-    def decode_around(self, centre: Floats, stored: ByteArray, out: Floats) -> None:
+    def decode_around(self, centre: Floats, stored: ByteArray, out: Floats | Halves) -> None:
         """As `decode`, with `centre` (rows, channels) added to every token."""
         rows, tokens, channels = out.shape
         reference, packed_norms, packed = split(stored, self._sizes((rows, tokens, channels)))
@@ -168,7 +168,7 @@ class CentredQuantizer:
         mean = self.mean.encode(vectors.mean(1)[None])
         return joined(mean, self.rest.encode(vectors - self._centre(mean, _shape(vectors))[:, None]))
 
-    def decode(self, stored: ByteArray, out: Floats) -> None:
+    def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
         mean, rest = split(stored, self._sizes(_shape(out)))
         self.rest.decode_around(self._centre(mean, _shape(out)), rest, out)
 
@@ -189,7 +189,7 @@ def require_finite(vectors: Floats) -> None:
         raise StoreError(f'quantisation: expected finite numbers up to {LARGEST:g}, got {largest}')
 
 
-def _shape(vectors: Floats) -> Shape:
+def _shape(vectors: Floats | Halves) -> Shape:
     rows, tokens, channels = vectors.shape
     return rows, tokens, channels
 
