@@ -46,8 +46,8 @@ LATE_IMPORTS: set[tuple[str, str]] = set()
 # They name modules in a table: two handle signals before a slow import, one looks whether a module can be imported.
 STARTERS = {'start.py', 'cli.py', 'commands/doctor.py'}
 
-# Where whatever breaks means "no", or goes to another thread, or a library raises nothing narrower: (file, function). Elsewhere a handler for
-# everything must raise again.
+# Where whatever breaks means "no", or goes to the thread that asked, or a library raises nothing narrower: (file,
+# function). Elsewhere a handler for everything must raise again.
 CATCH_ALL = {
     ('harness/judge.py', '_check_rehearsal'),
     ('harness/judge.py', '_apply'),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import time
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import BadRequestError, CanceledError, DeadlineError, Outcome
+from kv_agent_ros.errors import BadRequestError, CanceledError, DeadlineError, ModelUnavailableError, Outcome
 from kv_agent_ros.inference.answer_pipe import AnswerPipe
 from kv_agent_ros.inference.base import (
     EngineStats,
@@ -66,6 +66,9 @@ class LocalBackend:
         except (CanceledError, DeadlineError) as end:
             stream.finish()
             generation = cut_short(self._generation(run, stream), end)
+        except ModelUnavailableError:
+            self._books.enter_failure()
+            raise
         return self._books.enter(generation, prefill_s=run.prefill_s, load_s=run.load_s)
 
     def stats(self) -> EngineStats:
@@ -107,7 +110,9 @@ class LocalBackend:
         if request.max_new_tokens < 1:
             raise BadRequestError(f'max_new_tokens: expected at least 1, got {request.max_new_tokens}')
         prompt = self._model.chat.prompt(request.messages)
-        max_tokens = self._model.llama.config.max_tokens
+        max_tokens, vocab_size = self._model.llama.config.max_tokens, self._model.llama.config.vocab_size
+        if not 0 <= prompt.min() <= prompt.max() < vocab_size:
+            raise BadRequestError(f'token_ids: expected ids below {vocab_size}, got {prompt.min()} … {prompt.max()}')
         if len(prompt) >= max_tokens:
             raise BadRequestError(
                 f'prompt: expected fewer than {max_tokens} tokens, got {len(prompt)}; start a session from a summary'

@@ -160,7 +160,7 @@ class LocalEngine:
             answers = self._llama.forward_batch(parts)
         except NETWORK_FAULTS as error:  # whose it is shows when each goes alone
             if len(batch) == 1:
-                return self._end(batch[0], error)
+                return self._end(batch[0], ModelUnavailableError(f'network: expected logits, got {error!r}; ask again'))
             for run in batch:
                 self._compute([run])
             return None

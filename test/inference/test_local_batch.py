@@ -1,0 +1,392 @@
+"""Several robots at once on the local engine: each is told what it would be told alone, in the right order."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import replace
+import gc
+from itertools import count
+import json
+import random
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from kv_agent_ros.deadline import Deadline
+from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
+from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
+from kv_agent_ros.inference.local import LocalBackend
+from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching
+from kv_agent_ros.inference.local_llama import KVBuffer, Llama, Part
+from kv_agent_ros.inference.local_model import LocalModel
+from kv_agent_ros.kvcache.block import SessionKey
+from kv_agent_ros.kvcache.dram_tier import DramTier
+from kv_agent_ros.kvcache.eviction import SessionLruPolicy
+from kv_agent_ros.kvcache.manager import KVCacheManager
+from kv_agent_ros.kvcache.session_index import SessionIndex
+from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
+from kv_agent_ros.kvcache.storage.segment import SegmentMap
+
+BLOCK_TOKENS = 16
+SYSTEM = Message(role=Role.SYSTEM, content='You plan for a robot that tidies a home with four rooms. ' * 3)
+SCHEMA = json.dumps({'type': 'object', 'properties': {'place': {'enum': ['kitchen', 'bed']}}, 'required': ['place']})
+TIMEOUT_S = 120.0
+
+
+@contextmanager
+def engine(
+    model: LocalModel, batching: Batching = DEFAULT_BATCHING, dram_bytes: int = 64 << 20
+) -> Iterator[tuple[LocalBackend, KVCacheManager]]:
+    sessions = SessionIndex()
+    store = HostStore(SharedArena.create(dram_bytes))
+    dram = DramTier(store=store, policy=SessionLruPolicy(sessions.is_referenced))
+    with KVCacheManager(dram=dram, sessions=sessions) as manager:
+        namespace = model.namespace(BLOCK_TOKENS)
+        backend = LocalBackend(
+            model=model, cache=manager, segments=SegmentMap(), namespace=namespace, batching=batching
+        )
+        yield backend, manager
+        backend.close()
+        assert manager.stats().num_leases == 0
+        manager.check_integrity()
+
+
+def asked(robot: str, text: str, **changes: object) -> GenerationRequest:
+    values = {
+        'session': SessionKey(robot_id=robot, session_id='s'),
+        'messages': (SYSTEM, Message(role=Role.USER, content=text)),
+        'max_new_tokens': 24,
+    }
+    return GenerationRequest(**(values | changes))
+
+
+def together(backend: LocalBackend, requests: list[GenerationRequest]) -> list[Generation]:
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda request: backend.generate(request, Deadline(TIMEOUT_S)), requests))
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = Deadline(TIMEOUT_S)
+    while not is_true():
+        deadline.check()
+        deadline.wait(0.002)
+
+
+class Spoken:
+    """A listener that another thread can wait for."""
+
+    def __init__(self) -> None:
+        self.text = ''
+        self.begun = threading.Event()
+
+    def __call__(self, text: str) -> None:
+        self.text += text
+        self.begun.set()
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == 'local_engine']
+
+
+@pytest.mark.parametrize('num_sequences', [2, 5, 9])
+def test_logits_of_a_batch_are_those_of_each_sequence_alone(tiny_model: LocalModel, num_sequences: int) -> None:
+    llama = tiny_model.llama
+    random_ = np.random.default_rng(num_sequences)
+    starts = [int(start) for start in random_.integers(0, 300, num_sequences)]
+    lengths = [1, 70, *random_.integers(1, 4, num_sequences - 2).tolist()]
+    parts, alone = [], []
+    for start, length in zip(starts, lengths, strict=True):
+        tokens = random_.integers(0, llama.config.vocab_size, start + length).astype(np.int32)
+        alone.append(llama.forward(tokens, KVBuffer(llama.config), 0))
+        buffer = KVBuffer(llama.config)
+        if start:
+            llama.forward(tokens[:start], buffer, 0)
+        parts.append(Part(tokens=tokens[start:], buffer=buffer, start=start))
+    assert np.abs(llama.forward_batch(parts) - np.stack(alone)).max() < 1e-4
+
+
+@pytest.mark.parametrize('batching', [Batching(max_batch=2, chunk_tokens=16), Batching(), Batching(chunk_tokens=33)])
+def test_answers_together_are_the_answers_alone(tiny_model: LocalModel, batching: Batching) -> None:
+    kinds = [{}, {'temperature': 1.0, 'seed': 3}, {'json_schema': SCHEMA}, {'max_new_tokens': 3}, {'priority': 4}]
+    requests = [asked(f'robot{n}', f'turn {n} ' * (1 + 7 * n), **kinds[n % len(kinds)]) for n in range(10)]
+    alone = []
+    for request in requests:
+        with engine(tiny_model) as (backend, _):
+            alone.append(backend.generate(request, Deadline(TIMEOUT_S)))
+    with engine(tiny_model, batching) as (backend, manager):
+        answers = together(backend, requests)
+        stats = manager.stats()
+    assert [(a.token_ids, a.text, a.finish_reason) for a in answers] == [
+        (a.token_ids, a.text, a.finish_reason) for a in alone
+    ]
+    assert stats.cached_tokens >= sum(answer.usage.cached_tokens for answer in answers) > 0
+
+
+def test_robots_talk_in_parallel_over_several_turns_as_they_do_alone(tiny_model: LocalModel) -> None:
+    def talk(backend: LocalBackend, robot: str) -> list[str]:
+        turns, said = [SYSTEM], []
+        for number in range(4):
+            turns.append(Message(role=Role.USER, content=f'{robot} turn {number}'))
+            answer = backend.generate(asked(robot, '', messages=tuple(turns)), Deadline(TIMEOUT_S))
+            turns.append(Message(role=Role.ASSISTANT, content=answer.text, token_ids=answer.token_ids))
+            said.append(answer.text)
+            assert answer.usage.cached_tokens > 0 or number == 0
+        return said
+
+    robots = [f'robot{number}' for number in range(6)]
+    alone = []
+    for robot in robots:
+        with engine(tiny_model) as (backend, _):
+            alone.append(talk(backend, robot))
+    with engine(tiny_model) as (backend, _), ThreadPoolExecutor(len(robots)) as pool:
+        assert list(pool.map(lambda robot: talk(backend, robot), robots)) == alone
+
+
+def test_smollm2_says_the_same_together_and_alone(smollm2: LocalModel) -> None:
+    questions = ['What is the capital of France?', 'Name a fruit.', 'Where do cups belong in a kitchen?', 'Count to 5.']
+    requests = [asked(f'robot{n}', question, max_new_tokens=12) for n, question in enumerate(questions)]
+    with engine(smollm2) as (backend, _):
+        alone = [backend.generate(request, Deadline(TIMEOUT_S)).token_ids for request in requests]
+    with engine(smollm2) as (backend, _):
+        answers = together(backend, requests)
+    assert [answer.token_ids for answer in answers] == alone
+    assert 'Paris' in answers[0].text
+
+
+def test_shared_prefix_is_computed_once_even_when_all_ask_at_once(tiny_model: LocalModel) -> None:
+    head = Message(role=Role.SYSTEM, content='word ' * 100)
+    num_shared = len(tiny_model.chat.prompt([head])) - len(tiny_model.chat.prompt([]))
+    requests = [asked(f'robot{n}', '', messages=(head, Message(role=Role.USER, content=f'{n}'))) for n in range(6)]
+    with engine(tiny_model, Batching(chunk_tokens=64)) as (backend, _):
+        answers = together(backend, requests)
+    cached = sorted(answer.usage.cached_tokens for answer in answers)
+    assert cached[0] == 0
+    assert all(num_tokens >= num_shared // BLOCK_TOKENS * BLOCK_TOKENS for num_tokens in cached[1:])
+
+
+def test_short_urgent_request_overtakes_a_long_prefill(tiny_model: LocalModel) -> None:
+    long = asked('robot1', '', messages=(Message(role=Role.USER, content='a' * 900),), max_new_tokens=2)
+    urgent = asked('robot2', 'stop', messages=(Message(role=Role.USER, content='stop'),), priority=9)
+    order: list[str] = []
+
+    def ask(name: str, request: GenerationRequest) -> None:
+        backend.generate(request, Deadline(TIMEOUT_S))
+        order.append(name)
+
+    with engine(tiny_model, Batching(chunk_tokens=16)) as (backend, manager), ThreadPoolExecutor(2) as pool:
+        asks = [pool.submit(ask, 'long', long)]
+        wait_until(lambda: manager.stats().prompt_tokens > 0)  # the long one has begun
+        asks.append(pool.submit(ask, 'urgent', urgent))
+        wait(asks, TIMEOUT_S)
+    assert order == ['urgent', 'long']
+
+
+def test_urgent_request_takes_the_place_of_another_that_goes_on_afterwards(tiny_model: LocalModel) -> None:
+    long = asked('robot1', 'tell me all', max_new_tokens=300)
+    with engine(tiny_model) as (backend, _):
+        expected = backend.generate(long, Deadline(TIMEOUT_S)).token_ids
+    with engine(tiny_model, Batching(max_batch=1)) as (backend, _), ThreadPoolExecutor(1) as pool:
+        spoken = Spoken()
+        first = pool.submit(backend.generate, long, Deadline(TIMEOUT_S), spoken)
+        assert spoken.begun.wait(TIMEOUT_S)
+        urgent = backend.generate(asked('robot2', 'stop', max_new_tokens=4, priority=100), Deadline(TIMEOUT_S))
+        assert not first.done()
+        answer = first.result(TIMEOUT_S)
+    assert urgent.outcome is Outcome.SUCCESS
+    assert (answer.token_ids, answer.text) == (expected, spoken.text)
+
+
+def test_nobody_starves_behind_a_stream_of_urgent_requests(tiny_model: LocalModel) -> None:
+    ticks = count()
+    sessions = SessionIndex()
+    dram = DramTier(store=HostStore(SharedArena.create(16 << 20)), policy=SessionLruPolicy(sessions.is_referenced))
+    with KVCacheManager(dram=dram, sessions=sessions) as manager:
+        backend = LocalBackend(
+            model=tiny_model,
+            cache=manager,
+            segments=SegmentMap(),
+            namespace=tiny_model.namespace(BLOCK_TOKENS),
+            batching=Batching(max_batch=1),
+            clock=lambda: float(next(ticks)),
+        )
+        is_answered = threading.Event()
+
+        def hurry(number: int) -> int:
+            for turn in count():
+                if is_answered.is_set() or turn == 500:
+                    return turn
+                backend.generate(asked(f'urgent{number}', f'{turn}', max_new_tokens=2, priority=9), Deadline(TIMEOUT_S))
+            return 0
+
+        with ThreadPoolExecutor(3) as pool:
+            hurried = [pool.submit(hurry, number) for number in range(3)]
+            wait_until(lambda: backend.stats().num_requests > 2)
+            answer = backend.generate(asked('patient', 'hello', max_new_tokens=2), Deadline(TIMEOUT_S))
+            is_answered.set()
+            assert all(future.result(TIMEOUT_S) < 500 for future in hurried)
+        backend.close()
+    assert answer.outcome is Outcome.SUCCESS
+
+
+def test_one_request_that_breaks_ends_no_other(tiny_model: LocalModel) -> None:
+    class Broken:
+        is_complete = False
+
+        def forced(self) -> list[int]:
+            return []
+
+        def restrict(self, logits: np.ndarray) -> np.ndarray:
+            raise ModelUnavailableError('grammar: expected to go on, got stuck')
+
+        def accept(self, token: int) -> None: ...
+
+    class Grammars:
+        def constraint(self, json_schema: str) -> object:
+            return Broken() if json_schema else tiny_model.grammars.constraint('')
+
+    requests = [asked(f'robot{n}', f'{n}', max_new_tokens=40, json_schema='{}' if n == 1 else '') for n in range(4)]
+    with engine(replace(tiny_model, grammars=Grammars())) as (backend, _), ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(backend.generate, request, Deadline(TIMEOUT_S)) for request in requests]
+        with pytest.raises(ModelUnavailableError, match='stuck'):
+            futures[1].result(TIMEOUT_S)
+        assert [futures[n].result(TIMEOUT_S).usage.generated_tokens for n in (0, 2, 3)] == [40, 40, 40]
+        assert backend.stats().num_failures == 1
+
+
+class FragileLlama:
+    """Fails as told whenever a chosen token is in the batch."""
+
+    def __init__(self, llama: Llama, token: int, error: Exception) -> None:
+        self.config = llama.config
+        self._llama = llama
+        self._token = token
+        self._error = error
+
+    def forward_batch(self, parts: Sequence[Part]) -> np.ndarray:
+        if any(self._token in part.tokens for part in parts):
+            raise self._error
+        return self._llama.forward_batch(parts)
+
+
+def test_sequence_that_the_network_cannot_compute_ends_alone(tiny_model: LocalModel) -> None:
+    llama = FragileLlama(tiny_model.llama, tiny_model.tokenizer.token_to_id('%'), RuntimeError('no memory'))
+    requests = [asked(f'robot{n}', f'{n}', json_schema=SCHEMA) for n in range(3)]
+    with engine(replace(tiny_model, llama=llama)) as (backend, _), ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(backend.generate, request, Deadline(TIMEOUT_S)) for request in requests]
+        with pytest.raises(ModelUnavailableError, match='no memory'):
+            backend.generate(asked('robot9', '100 %'), Deadline(TIMEOUT_S))
+        assert all(future.result(TIMEOUT_S).outcome is Outcome.SUCCESS for future in futures)
+        assert backend.stats().num_failures == 1
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_engine_that_breaks_tells_all_callers_and_serves_the_next(tiny_model: LocalModel) -> None:
+    llama = FragileLlama(tiny_model.llama, tiny_model.tokenizer.token_to_id('%'), ZeroDivisionError())
+    with engine(replace(tiny_model, llama=llama)) as (backend, _), ThreadPoolExecutor(1) as pool:
+        spoken = Spoken()
+        other = pool.submit(backend.generate, asked('robot1', '1', max_new_tokens=500), Deadline(TIMEOUT_S), spoken)
+        assert spoken.begun.wait(TIMEOUT_S)
+        with pytest.raises(ModelUnavailableError, match='ZeroDivisionError'):
+            backend.generate(asked('robot9', '100 %'), Deadline(TIMEOUT_S))
+        with pytest.raises(ModelUnavailableError, match='ZeroDivisionError'):
+            other.result(TIMEOUT_S)
+        assert backend.generate(asked('robot2', '2'), Deadline(TIMEOUT_S)).outcome is Outcome.SUCCESS
+
+
+def test_token_id_outside_the_vocabulary_is_a_bad_request(tiny_model: LocalModel) -> None:
+    wrong = Message(role=Role.ASSISTANT, content='?', token_ids=(10**6,))
+    with engine(tiny_model) as (backend, _), pytest.raises(BadRequestError, match='token_ids'):
+        backend.generate(asked('robot9', '', messages=(SYSTEM, wrong)), Deadline(TIMEOUT_S))
+
+
+def test_cancel_of_one_leaves_the_others_alone_and_within_a_step(tiny_model: LocalModel) -> None:
+    deadline = Deadline(TIMEOUT_S)
+    heard: list[str] = []
+
+    def listen(text: str) -> None:
+        heard.append(text)
+        if len(heard) == 3:
+            deadline.cancel()
+
+    with engine(tiny_model) as (backend, _), ThreadPoolExecutor(3) as pool:
+        canceled = pool.submit(backend.generate, asked('robot1', 'long', max_new_tokens=500), deadline, listen)
+        others = [
+            pool.submit(backend.generate, asked(f'robot{n}', f'{n}', max_new_tokens=60), Deadline(TIMEOUT_S))
+            for n in (2, 3)
+        ]
+        answer = canceled.result(TIMEOUT_S)
+        assert [other.result(TIMEOUT_S).usage.generated_tokens for other in others] == [60, 60]
+    assert (answer.finish_reason, answer.text) == (FinishReason.CANCELED, ''.join(heard))
+    assert len(heard) == 3 or (len(heard) == 4 and heard[3] == '\ufffd')
+
+
+def test_thread_ends_when_there_is_nothing_to_do_and_comes_back(tiny_model: LocalModel) -> None:
+    with engine(tiny_model) as (backend, _):
+        backend.generate(asked('robot1', 'one'), Deadline(TIMEOUT_S))
+        wait_until(lambda: not engine_threads())
+        assert backend.generate(asked('robot1', 'two'), Deadline(TIMEOUT_S)).outcome is Outcome.SUCCESS
+    wait_until(lambda: not engine_threads())
+
+
+def storm(model: LocalModel, num_requests: int, seed: int) -> list[Generation]:
+    """Many requests of all kinds from several threads, half of them cancelled or too late at any moment."""
+    batching = Batching(max_batch=4, chunk_tokens=32)
+    with engine(model, batching, dram_bytes=4 << 20) as (backend, manager):
+
+        def ask(number: int) -> Generation:
+            chance = random.Random(seed * num_requests + number)
+            deadline = Deadline(TIMEOUT_S if chance.random() < 0.8 else chance.uniform(0.001, 0.2))
+            num_left = chance.choice([0, 1, 2, 5, 10**6, 10**6])
+            if num_left == 0:
+                timer = threading.Timer(chance.uniform(0, 0.05), deadline.cancel)
+                timer.start()
+
+            def listen(text: str) -> None:
+                nonlocal num_left
+                num_left -= 1
+                if num_left == 0:
+                    deadline.cancel()
+
+            request = asked(
+                f'robot{number % 7}',
+                'word ' * chance.randrange(1, 60),
+                max_new_tokens=chance.randrange(1, 30),
+                priority=chance.choice([0, 0, 5]),
+                temperature=chance.choice([0.0, 0.8]),
+                seed=number,
+                json_schema=chance.choice(['', SCHEMA]),
+            )
+            return backend.generate(request, deadline, listen)
+
+        with ThreadPoolExecutor(10) as pool:
+            answers = list(pool.map(ask, range(num_requests), timeout=TIMEOUT_S * 5))
+        stats = manager.stats()
+        assert stats.num_leases == 0
+        assert all(usage.used_bytes <= usage.capacity_bytes for usage in stats.tiers)
+    wait_until(lambda: not engine_threads())
+    return answers
+
+
+def check_storm(answers: list[Generation], num_requests: int) -> None:
+    outcomes = [answer.outcome for answer in answers]
+    assert len(outcomes) == num_requests
+    assert {Outcome.SUCCESS, Outcome.CANCELED} <= set(outcomes) <= {Outcome.SUCCESS, Outcome.CANCELED, Outcome.TIMEOUT}
+    assert outcomes.count(Outcome.SUCCESS) > num_requests // 4
+
+
+def test_storm_of_cancels_leaks_neither_leases_nor_threads(tiny_model: LocalModel) -> None:
+    check_storm(storm(tiny_model, 300, seed=1), 300)
+
+
+@pytest.mark.slow
+def test_2000_requests_with_random_cancels_leak_no_memory(tiny_model: LocalModel) -> None:
+    check_storm(storm(tiny_model, 500, seed=1), 500)
+    gc.collect()
+    process = psutil.Process()
+    before_bytes, num_files = process.memory_info().rss, process.num_fds()
+    check_storm(storm(tiny_model, 2000, seed=2), 2000)
+    gc.collect()
+    assert process.memory_info().rss - before_bytes < 32 << 20
+    assert process.num_fds() <= num_files + 4
