@@ -44,3 +44,18 @@ class EngineBooks:
         with self._lock:
             books = self._stats
             self._stats = replace(books, num_requests=books.num_requests + 1, num_failures=books.num_failures + 1)
+
+
+def added(first: EngineStats, last: EngineStats) -> EngineStats:
+    """The books of two engines as one; what cannot be added is that of `last`."""
+    return replace(
+        last,
+        num_requests=first.num_requests + last.num_requests,
+        num_failures=first.num_failures + last.num_failures,
+        prompt_tokens=first.prompt_tokens + last.prompt_tokens,
+        cached_tokens=first.cached_tokens + last.cached_tokens,
+        generated_tokens=first.generated_tokens + last.generated_tokens,
+        prefill_s=first.prefill_s + last.prefill_s,
+        prefilled_tokens=first.prefilled_tokens + last.prefilled_tokens,
+        load_s=first.load_s + last.load_s,
+    )

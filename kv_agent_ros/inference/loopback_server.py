@@ -1,4 +1,4 @@
-"""A public fake: an HTTP server on loopback that speaks OpenAI's and SGLang's dialect, or whatever a test makes it say.
+"""A public fake: an HTTP server on loopback that speaks the dialects of OpenAI, SGLang and vLLM, or what a test wants.
 
 Real sockets and real streams; only the model behind them is missing.
 """
@@ -14,6 +14,12 @@ from kv_agent_ros.inference.openai_wire import JsonObject
 Answer = Callable[[BaseHTTPRequestHandler, JsonObject], None]
 
 
+def vllm_pages(*models: str) -> dict[str, JsonObject]:
+    """What a vLLM server that serves these models says of itself."""
+    served = [{'id': each, 'owned_by': 'vllm', 'root': each, 'parent': None, 'max_model_len': 8192} for each in models]
+    return {'/v1/models': {'object': 'list', 'data': served}, '/version': {'version': '0.32.0'}}
+
+
 class LoopbackServer:
     """The server's state: `answer` writes the reply to each POST; the rest is what clients sent and what GET says."""
 
@@ -23,6 +29,7 @@ class LoopbackServer:
         self.bodies: list[JsonObject] = []
         self.headers: list[dict[str, str]] = []
         self.model: JsonObject = {'model_path': 'org/real-model', 'is_generation': True}
+        self.pages = vllm_pages('org/real-model')  # by path; `model` for all others
         self.missing_paths: set[str] = set()
         self.client_left = threading.Event()
         self.is_ending = threading.Event()
@@ -47,7 +54,7 @@ def serving(answer: Answer) -> Iterator[LoopbackServer]:
             if self.path in state.missing_paths:
                 self.send_error(404)
                 return
-            reply(self, 200, 'application/json', json.dumps(state.model))
+            reply(self, 200, 'application/json', json.dumps(state.pages.get(self.path, state.model)))
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
