@@ -17,6 +17,8 @@ from kv_agent_ros.kvcache.pins import PinBoard
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.tiered import BackingTier
 
+_BIT = {tier: 1 << number for number, tier in enumerate(Tier)}
+
 
 class CacheBooks:
     """Change them within owned() only."""
@@ -42,7 +44,8 @@ class CacheBooks:
         self.epoch = 0  # counts clear()
         self._events = EventLog(listener)
         self._lock = threading.Lock()
-        self._present = {key for tier in backing for key in tier.all_keys()}
+        self._present: dict[bytes, int] = {}  # key -> bits of the tiers that have the block, as they told
+        self._settle()
 
     @property
     def num_blocks(self) -> int:
@@ -64,21 +67,21 @@ class CacheBooks:
         self, kind: EventKind, path: TokenPath, num_blocks: int, tier: Tier, session: SessionKey = NOBODY
     ) -> None:
         """A tier has the last `num_blocks` blocks of a path now."""
-        self._present.update(path.keys()[path.num_blocks - num_blocks :])
+        self.note_removed(self.dram.take_removed(), Tier.DRAM)  # perhaps the same blocks, just before
+        for key in path.keys()[path.num_blocks - num_blocks :]:
+            self._present[key] = self._present.get(key, 0) | _BIT[tier]
         self._events.note_stored(kind, path, num_blocks, tier, session)
 
     def note_removed(self, keys: Sequence[bytes], tier: Tier) -> None:
         """A tier does not have these blocks any more. Sessions refer to a block as long as any tier has it."""
         self._events.note_removed(keys, tier)
-        gone = [key for key in keys if not self.dram.has(key) and not any(lower.has(key) for lower in self.backing)]
-        self._present.difference_update(gone)
-        self.sessions.forget_blocks(gone)
+        for key in keys:
+            self._present[key] = self._present.get(key, 0) & ~_BIT[tier]
+        self._forget([key for key in keys if not self._present[key]])
 
     def note_cleared(self) -> None:
         """No tier has anything, except what readers still hold in memory."""
-        gone = [key for key in self._present if not self.dram.has(key)]
-        self._present.difference_update(gone)
-        self.sessions.forget_blocks(gone)
+        self._forget(list(self._present))
         self._events.note_cleared()
 
     def end_session(self, session: SessionKey) -> int:
@@ -99,6 +102,11 @@ class CacheBooks:
             self.dram.unlock(lease.lock)
         self.dram.cancel(self.leases.take_rested(at_s))
         self.pins.end_expired(at_s)
+
+    def _forget(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._present.pop(key, None)
+        self.sessions.forget_blocks(keys)
 
     def _settle(self) -> None:
         surplus = self.sessions.drop_surplus()

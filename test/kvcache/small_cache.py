@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from kv_agent_ros.kvcache.block import KVEvent, KVNamespace, SessionKey, Tier
+from kv_agent_ros.kvcache.block import EventKind, KVEvent, KVNamespace, SessionKey, Tier
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
@@ -28,6 +28,25 @@ HEAD = list(range(16))  # 4 blocks
 def content(key: bytes) -> ByteArray:
     """The bytes that the test engine computes for a block."""
     return np.frombuffer(key * 4, dtype=np.uint8)
+
+
+def replay(events: Sequence[KVEvent]) -> dict[Tier, dict[bytes, bytes]]:
+    """What each tier holds, key to parent, as one knows who only listens; no block may come before its parent."""
+    tiers: dict[Tier, dict[bytes, bytes]] = {tier: {} for tier in Tier}
+    for number, event in enumerate(events, 1):
+        assert event.sequence == number
+        if event.kind is EventKind.CLEARED:
+            tiers = {tier: {} for tier in Tier}
+        elif event.kind is EventKind.REMOVED:
+            for key in event.block_keys:
+                tiers[event.tier].pop(key, b'')  # a block that a reader keeps through a clear leaves twice
+        else:
+            parent = event.parent_key
+            assert parent == b'' or parent in tiers[event.tier]
+            for key in event.block_keys:
+                assert key not in tiers[event.tier]
+                tiers[event.tier][key], parent = parent, key
+    return tiers
 
 
 class Cache:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import numpy as np
-from small_cache import NAMESPACE, Cache, content
+from small_cache import NAMESPACE, Cache, content, replay
 
 from kv_agent_ros.kvcache.base import PrefetchPolicy
 from kv_agent_ros.kvcache.block import PrefixLease, SessionKey, Tier, WriteLease, block_keys
@@ -116,6 +116,10 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.cache.flush()
+        told = replay(self.cache.events)
+        stats = self.cache.manager.stats()
+        assert stats.num_blocks == len(set().union(*told.values()))
+        assert [tier.num_blocks for tier in stats.tiers[1:]] == [len(told[tier.tier]) for tier in stats.tiers[1:]]
 
     @rule()
     def restart(self) -> None:

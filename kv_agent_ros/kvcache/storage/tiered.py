@@ -170,11 +170,6 @@ class BackingTier:
         """What each of these blocks occupies."""
         return [self._store.size_bytes(key) for key in keys]
 
-    def all_keys(self) -> tuple[bytes, ...]:
-        """All blocks, in no particular order."""
-        with self._lock:
-            return tuple(self._tree.all_keys())
-
     def take_changes(self) -> list[TierChange]:
         """What came and what left since the last call, in order; clear() is not told."""
         with self._lock:
@@ -347,7 +342,7 @@ class BackingTier:
     def _rebuild(self) -> None:
         paths, orphans = find_paths(list(self._store.records()))
         for path in paths:  # longest unused first, so that the tree learns the order of use
-            self._tree.insert(path)
+            self._show(path)
         if orphans and not self.is_shared:  # there, others may be about to write the prefix
             _log.warning('%s tier: %d blocks without their prefix deleted', self.tier.value, len(orphans))
             self._delete(orphans)
