@@ -38,7 +38,7 @@ FLOORS = {
 ROS_FLOORS = {'demo', 'nodes', 'ros'}
 GENERATED = {'msg', 'srv', 'action'}
 ROS_MODULES = {'rclpy', 'action_msgs', 'builtin_interfaces', 'lifecycle_msgs', 'rcl_interfaces', 'tf2_msgs'}
-TORCH_PLACES = re.compile(r'inference/local\w*\.py|kvcache/storage/device\.py|perception/\w+\.py')
+TORCH_PLACES = re.compile(r'inference/(?:local\w*|hicache_\w+)\.py|kvcache/storage/device\.py|perception/\w+\.py')
 
 # Factories that keep an optional dependency optional: (file, function).
 LATE_IMPORTS: set[tuple[str, str]] = set()
@@ -53,6 +53,7 @@ CATCH_ALL = {
     ('harness/judge.py', '_apply'),
     ('inference/chat_format.py', 'read_tokenizer'),
     ('inference/gguf_convert.py', '_tokenizer'),
+    ('inference/hicache_storage.py', '_answer'),
     ('inference/local_engine.py', '_guarded'),
 }
 

@@ -1,0 +1,73 @@
+"""Pages of SGLang's host pools as blocks, in one order of elements whatever the pool's own is.
+
+So engines with different host layouts share pages. What no codec understands is handed over byte by byte.
+"""
+
+from sglang.srt.mem_cache.pool_host.base import HostKVCache
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+import torch
+
+from kv_agent_ros.inference.page_store import opaque_layout
+from kv_agent_ros.kvcache.block import BlockLayout
+from kv_agent_ros.kvcache.storage.base import ByteArray
+
+FLOATS = {torch.float32: 'float32', torch.float16: 'float16', torch.bfloat16: 'float32'}
+
+# Where a pool's page has (keys or values, layer, head, token, channel); see MHATokenToKVPoolHost.get_data_page.
+AXES = {
+    'layer_first': (0, 1, 3, 2, 4),
+    'page_first': (0, 2, 3, 1, 4),
+    'page_first_direct': (0, 1, 3, 2, 4),
+    'page_head': (0, 3, 1, 2, 4),
+}
+
+
+class HostPages:
+    """Pages of one of SGLang's host pools as blocks: floats where a codec is to work on them, else bytes."""
+
+    def __init__(self, pool: HostKVCache, bits: int) -> None:
+        self._pool = pool
+        self.page_tokens = int(pool.page_size)
+        self._dtype = pool.get_dummy_flat_data_page().dtype
+        is_known = type(pool) is MHATokenToKVPoolHost and pool.layout in AXES and self._dtype in FLOATS
+        self._axes = AXES[pool.layout] if is_known else ()
+        is_exact = bits == 32 or (bits == 16 and self._dtype is torch.bfloat16)
+        self._float = torch.float16 if self._dtype is torch.float16 else torch.float32
+        self._as_floats = is_known and not is_exact
+        self.layout = self._block_layout(bits)
+
+    def read(self, index: int) -> ByteArray:
+        """The page whose first slot is `index`."""
+        page = self._pool.get_data_page(index, flat=True)
+        if self._axes:
+            page = page.reshape(self._native_shape()).permute(self._axes)
+        if self._as_floats:
+            page = page.to(self._float)
+        read: ByteArray = page.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return read
+
+    def write(self, index: int, block: ByteArray) -> None:
+        """Fill the page whose first slot is `index`."""
+        values = torch.from_numpy(block).view(self._float if self._as_floats else self._dtype)
+        if self._axes:
+            native = self._native_shape()
+            turned = values.reshape([native[axis] for axis in self._axes])
+            values = turned.permute([self._axes.index(axis) for axis in range(len(native))]).contiguous()
+        self._pool.set_from_flat_data_page(index, values.reshape(-1).to(self._dtype))
+
+    def _block_layout(self, bits: int) -> BlockLayout:
+        if not self._as_floats:
+            page = self._pool.get_dummy_flat_data_page()
+            return opaque_layout(page.numel() * page.element_size())
+        pool = self._pool
+        shape = (2, pool.layer_num, pool.head_num, pool.page_size, pool.head_dim)
+        return BlockLayout(shape=shape, dtype=FLOATS[self._dtype], bits=bits)
+
+    def _native_shape(self) -> tuple[int, ...]:
+        """Of a page as the pool hands it over, without the axis of one page."""
+        pool = self._pool
+        sizes = (2, pool.layer_num, pool.head_num, pool.page_size, pool.head_dim)
+        native = [0] * len(sizes)
+        for size, axis in zip(sizes, self._axes, strict=True):
+            native[axis] = size
+        return tuple(native)

@@ -1,0 +1,201 @@
+"""Pages of another engine's KV cache in one of our block stores: with few bits, checked, and never another model's.
+
+An engine names a page by a hash over all tokens up to its end. Here every page is the child of the page before it, and
+the first one of a namespace, so that a shared store evicts tails before heads and a page of another layout, model or
+tenant has another key. Knows neither torch nor the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+import hashlib
+import logging
+from pathlib import Path
+import threading
+import time
+
+import numpy as np
+
+from kv_agent_ros.errors import ConfigError, StoreError
+from kv_agent_ros.kvcache.block import BlockLayout, block_key
+from kv_agent_ros.kvcache.codec import BlockCodec, Float16Codec, RawCodec
+from kv_agent_ros.kvcache.codec_policy import CodecPolicy, codec_for
+from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, checksum
+from kv_agent_ros.kvcache.storage.encoding import decoded
+
+_log = logging.getLogger(__name__)
+
+BITS = (2, 4, 8, 16, 32)  # 16: float16, exact where the engine has that; 32: the engine's own bytes
+_SAMPLE_BYTES = 64 << 10
+_NUM_SAMPLES = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageKey:
+    """Where a page stands: under its own key, after its parent."""
+
+    key: bytes
+    parent: bytes
+    tokens: bytes  # what makes the key out of the parent: the engine's page hash
+    is_first: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageStats:
+    """What was asked of the store since the process began."""
+
+    num_read: int = 0
+    num_missed: int = 0  # asked for and not there, damaged ones included
+    num_written: int = 0
+    num_refused: int = 0  # that the store did not take: full or failing
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+
+class PageStore:
+    """The pages of one namespace. Thread-safe as its store is; a failing store only misses."""
+
+    def __init__(self, store: BlockStore, root: bytes) -> None:
+        self._store = store
+        self._root = root  # KVNamespace.digest
+        self._codecs = CodecPolicy()
+        self._lock = threading.Lock()  # guards the books
+        self._stats = PageStats()
+
+    def keys(self, prefix: Sequence[str], hashes: Sequence[str]) -> list[PageKey]:
+        """Where the pages `hashes` stand that follow those of `prefix`, which begins with the first page."""
+        parent, made = self._root, []
+        for index, text in enumerate((*prefix, *hashes)):
+            tokens = _hash_bytes(text)
+            key = block_key(parent, tokens)
+            made.append(PageKey(key=key, parent=parent, tokens=tokens, is_first=index == 0))
+            parent = key
+        return made[len(prefix) :]
+
+    def find(self, keys: Sequence[PageKey]) -> int:
+        """How many of these pages are there, up to the first that is not."""
+        return self._store.find([place.key for place in keys])
+
+    def put(self, place: PageKey, page: ByteArray, layout: BlockLayout) -> bool:
+        """Keep a page; whether it is there now."""
+        if self._store.find([place.key]):
+            return True
+        begun_s = time.perf_counter()
+        codec, stored = _encoded(_codec(layout, is_first=place.is_first), page, layout)
+        record = BlockRecord(
+            key=place.key,
+            parent_key=place.parent,
+            root=self._root,
+            tokens=place.tokens,
+            length_bytes=len(stored),
+            checksum=checksum(stored),
+            codec=codec.name,
+        )
+        is_stored = self._store.put(record, stored) is PutResult.STORED
+        duration_s = time.perf_counter() - begun_s
+        self._count(PageStats(num_written=is_stored, num_refused=not is_stored, write_s=duration_s))
+        return is_stored
+
+    def get(self, place: PageKey, layout: BlockLayout) -> ByteArray | None:
+        """A page as the engine wrote it, to the precision of the namespace; None for a miss."""
+        begun_s = time.perf_counter()
+        page = np.empty(layout.num_bytes, np.uint8)
+        is_read = self._read(place, layout, page)
+        duration_s = time.perf_counter() - begun_s
+        self._count(PageStats(num_read=is_read, num_missed=not is_read, read_s=duration_s))
+        return page if is_read else None
+
+    def clear(self) -> int:
+        """Delete the pages of this namespace, those that other engines put included; returns how many."""
+        ours = [record.key for record in self._store.records() if record.root == self._root]
+        for key in ours:
+            self._store.delete(key)
+        return len(ours)
+
+    def warm_up(self, layout: BlockLayout) -> None:
+        """Encode and decode one page, so that compiled loops are there before a request waits for them."""
+        page = np.zeros(layout.num_bytes, np.uint8)
+        codec, stored = _encoded(_codec(layout, is_first=False), page, layout)
+        codec.decode(stored, layout, page)
+
+    def stats(self) -> PageStats:
+        """What was asked so far."""
+        with self._lock:
+            return self._stats
+
+    def close(self) -> None:
+        """Close the store; its pages stay."""
+        self._store.close()
+
+    def _read(self, place: PageKey, layout: BlockLayout, page: ByteArray) -> bool:
+        record = self._store.get(place.key, page)
+        if record is None:
+            return False
+        try:
+            decoded(self._codecs, record, layout, page)
+        except StoreError as error:
+            _log.warning('page %s cannot be read (%s); it is deleted', place.key.hex()[:12], error)
+            self._store.delete(place.key)
+            return False
+        return True
+
+    def _count(self, one: PageStats) -> None:
+        with self._lock:
+            books = self._stats
+            self._stats = PageStats(
+                num_read=books.num_read + one.num_read,
+                num_missed=books.num_missed + one.num_missed,
+                num_written=books.num_written + one.num_written,
+                num_refused=books.num_refused + one.num_refused,
+                read_s=books.read_s + one.read_s,
+                write_s=books.write_s + one.write_s,
+            )
+
+
+def opaque_layout(num_bytes: int) -> BlockLayout:
+    """How a page that no codec understands is handed over: byte by byte, kept as it is."""
+    return BlockLayout(shape=(1, 1, 1, 1, num_bytes), dtype='uint8', bits=32)
+
+
+def model_revision(directory: Path) -> str:
+    """Tells models apart that are served under one name: their settings, and samples of their weights.
+
+    Raises ConfigError where there is no model.
+    """
+    settings = directory / 'config.json'
+    weights = sorted(directory.glob('*.safetensors'))
+    if not settings.is_file() or not weights:
+        raise ConfigError(f'{directory}: expected a Hugging Face model with config.json and *.safetensors')
+    digest = hashlib.sha256(settings.read_bytes())
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f'{path.name} {size}'.encode())
+        with path.open('rb') as file:
+            for number in range(_NUM_SAMPLES):
+                file.seek(size * number // _NUM_SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _codec(layout: BlockLayout, *, is_first: bool) -> BlockCodec:
+    """The first page has the tokens that all later ones look at: it keeps 16 bits at least."""
+    bits = max(layout.bits, 16) if is_first else layout.bits
+    if bits == 16 and layout.dtype == 'float32':
+        return Float16Codec()
+    return codec_for(replace(layout, bits=bits))
+
+
+def _encoded(codec: BlockCodec, page: ByteArray, layout: BlockLayout) -> tuple[BlockCodec, ByteArray]:
+    """A page that its codec refuses stays as it is."""
+    try:
+        return codec, codec.encode(page, layout)
+    except StoreError as error:
+        _log.warning('a page is kept exact (%s)', error)
+        return RawCodec(), page
+
+
+def _hash_bytes(text: str) -> bytes:
+    """The engine's hash, which is hexadecimal today."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return hashlib.sha256(text.encode()).digest()

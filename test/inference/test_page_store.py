@@ -1,0 +1,204 @@
+"""Pages of an engine in our stores: the same page back, anything else a miss."""
+
+from dataclasses import replace
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kv_agent_ros.errors import ConfigError
+from kv_agent_ros.inference.page_store import PageStore, model_revision, opaque_layout
+from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace
+from kv_agent_ros.kvcache.storage.base import ByteArray
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore
+from kv_agent_ros.kvcache.storage.remote import RemoteStore
+
+NAMESPACE = KVNamespace(
+    model='smol',
+    revision='r1',
+    dtype='float32',
+    num_layers=2,
+    num_kv_heads=3,
+    head_dim=64,
+    block_tokens=16,
+    bits=4,
+    variant='tp0/1',
+    tenant='home',
+)
+LAYOUT = NAMESPACE.layout
+ROOM_BYTES = 8 << 20
+
+
+def opened(directory: Path, namespace: KVNamespace = NAMESPACE, capacity_bytes: int = ROOM_BYTES) -> PageStore:
+    return PageStore(GuardedStore(RemoteStore.open(directory, capacity_bytes)), namespace.digest)
+
+
+def hashes(number: int, name: str = 'a') -> list[str]:
+    return [hashlib.sha256(f'{name}{index}'.encode()).hexdigest() for index in range(number)]
+
+
+def page(seed: int, layout: BlockLayout = LAYOUT) -> ByteArray:
+    values = np.random.default_rng(seed).standard_normal(layout.shape).astype(layout.dtype)
+    return values.reshape(-1).view(np.uint8)
+
+
+def relative_error(found: ByteArray, expected: ByteArray) -> float:
+    found, expected = found.view(np.float32), expected.view(np.float32)
+    return float(np.square(found - expected).sum() / np.square(expected).sum())
+
+
+def fill(store: PageStore, number: int, name: str = 'a') -> None:
+    for index, place in enumerate(store.keys([], hashes(number, name))):
+        assert store.put(place, page(index), LAYOUT)
+
+
+def test_pages_come_back_after_a_restart_in_an_eighth_of_their_bytes(tmp_path: Path) -> None:
+    first = opened(tmp_path)
+    fill(first, 9)
+    first.close()
+    again = opened(tmp_path)
+    places = again.keys([], hashes(9))
+    assert again.find(places) == 9
+    for index, place in enumerate(places):
+        found = again.get(place, LAYOUT)
+        assert found is not None
+        assert relative_error(found, page(index)) < (1e-6 if index == 0 else 0.02)
+    stored = sorted(path.stat().st_size for path in (tmp_path / 'blocks').iterdir())
+    assert stored[0] < 0.16 * LAYOUT.num_bytes
+    assert (again.stats().num_read, again.stats().num_missed) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ('bits', 'dtype', 'limit'),
+    [(2, 'float32', 0.2), (8, 'float32', 1e-3), (16, 'float32', 1e-6), (16, 'float16', 0.0), (32, 'float32', 0.0)],
+)
+def test_each_precision_keeps_what_it_promises(tmp_path: Path, bits: int, dtype: str, limit: float) -> None:
+    namespace = replace(NAMESPACE, bits=bits, dtype=dtype)
+    store = opened(tmp_path, namespace)
+    place = store.keys(hashes(1, 'head'), hashes(1))[0]
+    sent = page(1, namespace.layout)
+    assert store.put(place, sent, namespace.layout)
+    found = store.get(place, namespace.layout)
+    assert found is not None
+    difference = found.view(dtype).astype(np.float64) - sent.view(dtype)
+    assert np.square(difference).mean() <= limit
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'model': 'other'},
+        {'revision': 'r2'},
+        {'dtype': 'float16'},
+        {'num_layers': 3},
+        {'num_kv_heads': 6},
+        {'head_dim': 32},
+        {'block_tokens': 32},
+        {'bits': 16},
+        {'variant': 'tp1/2'},
+        {'tenant': 'neighbour'},
+    ],
+    ids=str,
+)
+def test_whatever_differs_in_the_namespace_is_a_miss(tmp_path: Path, change: dict[str, object]) -> None:
+    fill(opened(tmp_path), 2)
+    other = opened(tmp_path, replace(NAMESPACE, **change))
+    places = other.keys([], hashes(2))
+    assert other.find(places) == 0
+    assert other.get(places[0], LAYOUT) is None
+
+
+def test_the_same_page_after_another_prefix_is_another_page(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 2)
+    assert store.find(store.keys(hashes(1, 'b'), hashes(2)[1:])) == 0
+    assert store.find(store.keys(hashes(1), hashes(2)[1:])) == 1
+
+
+def test_two_engines_share_what_one_of_them_wrote(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    fill(one, 3)
+    assert other.find(other.keys([], hashes(3))) == 3
+
+
+def test_a_damaged_page_is_a_miss_and_is_written_again(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 3)
+    place = store.keys([], hashes(3))[1]
+    path = tmp_path / 'blocks' / f'{place.key.hex()}.kv'
+    damaged = bytearray(path.read_bytes())
+    damaged[-7] ^= 1
+    path.write_bytes(damaged)
+    again = opened(tmp_path)
+    assert again.get(place, LAYOUT) is None
+    assert again.find(again.keys([], hashes(3))) == 1
+    assert again.put(place, page(1), LAYOUT)
+    assert again.find(again.keys([], hashes(3))) == 3
+
+
+def test_a_page_of_another_size_than_asked_for_is_a_miss(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 2)
+    other = replace(LAYOUT, shape=(2, 3, 3, 16, 64))
+    assert store.get(store.keys([], hashes(2))[1], other) is None
+
+
+def test_a_page_with_infinities_is_kept_as_it_is(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    sent = page(1)
+    sent.view(np.float32)[5] = np.inf
+    place = store.keys(hashes(1), hashes(1, 'b'))[0]
+    assert store.put(place, sent, LAYOUT)
+    assert np.array_equal(store.get(place, LAYOUT), sent)
+
+
+def test_a_full_store_drops_the_tails_and_keeps_its_room(tmp_path: Path) -> None:
+    store = opened(tmp_path, capacity_bytes=256 << 10)
+    for name in 'abcdefgh':
+        fill(store, 6, name)
+        used = sum(path.stat().st_blocks * 512 for path in (tmp_path / 'blocks').iterdir())
+        assert used <= 256 << 10
+    found = {name: store.find(store.keys([], hashes(6, name))) for name in 'abcdefgh'}
+    num_files = len(list((tmp_path / 'blocks').iterdir()))
+    assert sum(found.values()) == num_files  # no page without its prefix
+    assert found['h'] == 6
+
+
+def test_a_store_whose_directory_is_gone_misses_and_refuses(tmp_path: Path) -> None:
+    store = opened(tmp_path / 'l3')
+    fill(store, 1)
+    (tmp_path / 'l3' / 'blocks').rename(tmp_path / 'away')
+    place = store.keys([], hashes(1, 'b'))[0]
+    assert not store.put(place, page(1), LAYOUT)
+    assert store.get(place, LAYOUT) is None
+    assert (store.stats().num_refused, store.stats().num_missed) == (1, 1)
+
+
+def test_clear_deletes_this_namespace_alone(tmp_path: Path) -> None:
+    store, other = opened(tmp_path), opened(tmp_path, replace(NAMESPACE, tenant='neighbour'))
+    fill(store, 3)
+    fill(other, 2)
+    assert store.clear() == 3
+    assert store.find(store.keys([], hashes(3))) == 0
+    assert other.find(other.keys([], hashes(2))) == 2
+
+
+def test_bytes_that_no_codec_knows_come_back_exactly(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    layout = opaque_layout(1000)
+    sent = np.arange(1000).astype(np.uint8)
+    place = store.keys([], hashes(1))[0]
+    assert store.put(place, sent, layout)
+    assert np.array_equal(store.get(place, layout), sent)
+
+
+def test_models_with_one_name_and_other_weights_have_other_revisions(tmp_path: Path) -> None:
+    (tmp_path / 'config.json').write_text('{}')
+    (tmp_path / 'model.safetensors').write_bytes(bytes(1000))
+    first = model_revision(tmp_path)
+    assert model_revision(tmp_path) == first
+    (tmp_path / 'model.safetensors').write_bytes(bytes(999) + b'1')
+    assert model_revision(tmp_path) != first
+    with pytest.raises(ConfigError, match='expected a Hugging Face model'):
+        model_revision(tmp_path / 'config.json')
