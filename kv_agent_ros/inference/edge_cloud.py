@@ -2,7 +2,8 @@
 
 A lost answer in free text is continued by the other engine behind what was said so far; under a schema nothing is said
 before the answer is whole, since no model can go on with half a JSON document, so there the other one starts anew.
-The caller's text never repeats and never changes. What the policy calls private is never sent.
+The caller's text never repeats and never changes. What the policy calls private is never sent. Token ids stay on the
+robot: the two may have tokenizers of their own.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,7 @@ class EdgeCloudBackend:
             raise ModelUnavailableError(f'expected it to be back, got {self._health.num_failures} failures in a row')
         verdict = self._health.gave_up
         try:
-            generation = self._ask_cloud(answer, deadline, can_be_replaced)
+            generation = replace(self._ask_cloud(answer, deadline, can_be_replaced), token_ids=())
             self._books[side].enter(answer.asked, generation)
             if generation.outcome is Outcome.SUCCESS:
                 verdict = self._health.succeeded
@@ -118,8 +119,9 @@ class EdgeCloudBackend:
 
     def _ask_cloud(self, answer: '_Answer', deadline: Deadline, can_be_replaced: bool) -> Generation:
         cloud = self._engines[Side.CLOUD]
+        request = without_ids(answer.request())
         if not can_be_replaced or deadline.is_over:
-            return cloud.generate(answer.request(), deadline, answer.listen)
+            return cloud.generate(request, deadline, answer.listen)
         patience_s = min(self._patience_s, deadline.remaining_s / 2 or self._patience_s)
         silence = _Silence(deadline, patience_s, self._clock)
 
@@ -127,7 +129,7 @@ class EdgeCloudBackend:
             silence.is_broken()
             answer.listen(piece)
 
-        generation = cloud.generate(answer.request(), silence.limit, listen)
+        generation = cloud.generate(request, silence.limit, listen)
         if generation.outcome is not Outcome.TIMEOUT:
             return generation
         if deadline.is_canceled:
@@ -135,6 +137,11 @@ class EdgeCloudBackend:
         if deadline.is_over:
             return generation
         raise ModelUnavailableError(f'expected text within {patience_s:.2f} s, got none')
+
+
+def without_ids(request: GenerationRequest) -> GenerationRequest:
+    """The request for an engine whose tokenizer may be another one than that which made the ids."""
+    return replace(request, messages=tuple(replace(message, token_ids=()) for message in request.messages))
 
 
 class _Silence:

@@ -33,12 +33,11 @@ from kv_agent_ros.inference.base import (
 from kv_agent_ros.inference.endings import cut_short
 from kv_agent_ros.inference.engine_books import EngineBooks
 from kv_agent_ros.inference.http_deadline import run_within
-from kv_agent_ros.inference.openai_wire import JsonObject, Reply, chat_body, quoted, read_chunk
+from kv_agent_ros.inference.openai_wire import REQUEST_FAULTS, JsonObject, Reply, chat_body, quoted, read_chunk
 
 ExtraFields = Callable[[GenerationRequest], JsonObject]
 Runner = Callable[['ChatExchange', JsonObject], Coroutine[object, object, None]]
 
-REQUEST_FAULTS = (400, 413, 422)  # the server understood us and refuses this very request
 PASSING_FAULTS = (429, 502, 503, 504)  # overloaded or just starting
 END_OF_STREAM = '[DONE]'
 MAX_PORT = 65_535

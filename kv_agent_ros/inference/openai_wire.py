@@ -11,6 +11,7 @@ from kv_agent_ros.inference.base import FinishReason, GenerationRequest
 
 JsonObject = dict[str, object]
 
+REQUEST_FAULTS = (400, 413, 422)  # the server understood us and refuses this very request
 MAX_QUOTED_CHARS = 200
 FINISH_REASONS = {'stop': FinishReason.STOP, 'length': FinishReason.LENGTH, 'abort': FinishReason.CANCELED}
 
@@ -58,8 +59,10 @@ def chat_body(request: GenerationRequest, model: str) -> JsonObject:
 def read_chunk(text: str, reply: Reply) -> str:
     """Add one streamed chunk, or a whole unstreamed completion, to `reply`; returns the piece of text it brought."""
     chunk = parse_object(text)
-    if chunk.get('error'):
-        raise ModelUnavailableError(f'server: expected an answer, got the error {quoted(str(chunk["error"]))}')
+    if error := chunk.get('error'):
+        is_request_fault = isinstance(error, dict) and error.get('code') in REQUEST_FAULTS
+        kind = BadRequestError if is_request_fault else ModelUnavailableError
+        raise kind(f'server: expected an answer, got the error {quoted(str(error))}')
     _read_usage(chunk, reply)
     _read_sglang(chunk, reply)
     piece = ''
@@ -67,6 +70,7 @@ def read_chunk(text: str, reply: Reply) -> str:
         delta = choice.get('delta') or choice.get('message') or {}
         content = delta.get('content') if isinstance(delta, dict) else None
         piece += content if isinstance(content, str) else ''
+        reply.token_ids += _ids(choice.get('token_ids'))  # vLLM's
         _read_finish(choice.get('finish_reason'), reply)
     if piece:
         reply.pieces.append(piece)
@@ -120,9 +124,7 @@ def _read_sglang(chunk: JsonObject, reply: Reply) -> None:
         reply.cached_host_tokens = _count(details.get('host'))
         reply.cached_storage_tokens = _count(details.get('storage'))
     choices = extension.get('output_ids')
-    ids = choices[0] if isinstance(choices, list) and choices else []
-    if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
-        reply.token_ids = ids
+    reply.token_ids = _ids(choices[0]) if isinstance(choices, list) and choices else []
 
 
 def _read_finish(reason: object, reply: Reply) -> None:
@@ -132,6 +134,10 @@ def _read_finish(reason: object, reply: Reply) -> None:
     if known is None:
         raise ModelUnavailableError(f'server: expected finish_reason stop or length, got {quoted(str(reason))}')
     reply.finish_reasons.append(known)
+
+
+def _ids(value: object) -> list[int]:
+    return value if isinstance(value, list) and all(isinstance(token, int) for token in value) else []
 
 
 def _count(value: object) -> int:

@@ -7,13 +7,12 @@ that goes and comes back is used again; a request that has said nothing yet is r
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-import itertools
 import time
 from urllib.parse import quote
 import uuid
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import CanceledError, DeadlineError, ModelUnavailableError
+from kv_agent_ros.errors import ModelUnavailableError
 from kv_agent_ros.inference.base import (
     EngineStats,
     FinishReason,
@@ -28,16 +27,14 @@ from kv_agent_ros.inference.openai_http import (
     HttpSettings,
     OpenAiHttpBackend,
     Runner,
-    ServerLostError,
 )
 from kv_agent_ros.inference.openai_wire import JsonObject
+from kv_agent_ros.inference.returning import ReturningBackend
 from kv_agent_ros.inference.sglang_prompts import PromptFields, prompt_as_text, prompt_fields
 from kv_agent_ros.inference.sglang_server import PriorityOrder, SglangServer, close_session, post_sglang, probe_sglang
 from kv_agent_ros.kvcache.block import SessionKey
 
 ABORT_S = 2.0  # an aborted request must have ended within
-PAUSES_S = (0.2, 0.5, 1.0)  # before each repetition
-PROBE_S = 5.0
 
 MakeId = Callable[[], str]
 
@@ -62,35 +59,19 @@ class SglangBackend:
     ) -> None:
         self.server = server
         self._settings = replace(settings, model=server.model)
-        self._http = OpenAiHttpBackend(
+        http = OpenAiHttpBackend(
             self._settings,
             extra_fields=sglang_fields(server.priority, cache_salt, prompt_fields, make_id),
             run=abort_when_cancelled(self._settings),
             clock=clock,
         )
-        self._was_lost = False
+        self._server = ReturningBackend(http, self._check_same)
 
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
         """See InferenceBackend. A lost server is asked again, until it has said something or for some seconds."""
-        pieces: list[str] = []
-
-        def listen(piece: str) -> None:
-            pieces.append(piece)
-            on_text(piece)
-
-        for number in itertools.count():
-            try:
-                self._check_again(deadline)
-                return self._http.generate(request, deadline, listen)
-            except ServerLostError:
-                self._was_lost = True
-                if pieces or number == len(PAUSES_S):
-                    raise
-                if deadline.wait(PAUSES_S[number]) and not deadline.is_canceled:
-                    raise
-        raise AssertionError('unreachable')
+        return self._server.generate(request, deadline, on_text)
 
     def close_session(self, session: SessionKey, deadline: Deadline) -> None:
         """The session needs no cache any more; raises ModelUnavailableError, CanceledError or DeadlineError."""
@@ -99,28 +80,20 @@ class SglangBackend:
 
     def stats(self) -> EngineStats:
         """The books; each repetition counts as a request."""
-        return self._http.stats()
+        return self._server.stats()
 
     def close(self) -> None:
         """Refuse further requests; the server goes on. Idempotent."""
-        self._http.close()
+        self._server.close()
 
-    def _check_again(self, deadline: Deadline) -> None:
+    def _check_same(self, deadline: Deadline) -> None:
         """A server that was lost may have come back as another one."""
-        if not self._was_lost or deadline.is_over:
-            return
-        try:
-            server = probe_sglang(self._settings, deadline.within(PROBE_S))
-        except (CanceledError, DeadlineError) as end:
-            if deadline.is_over:
-                return  # the request itself says so
-            raise ServerLostError(f'{self._settings.base_url}: expected an answer in {PROBE_S} s, got none') from end
+        server = probe_sglang(self._settings, deadline)
         if server.model_path != self.server.model_path:
             raise ModelUnavailableError(
                 f'{self._settings.base_url}: expected the model {self.server.model_path} again, '
                 f'got {server.model_path}; configure this engine anew'
             )
-        self._was_lost = False
 
 
 def connect_sglang(settings: HttpSettings, *, cache_salt: str, deadline: Deadline) -> SglangBackend:

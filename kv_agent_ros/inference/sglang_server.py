@@ -53,15 +53,18 @@ class SglangServer:
     has_host_tier: bool
     storage: str  # the storage backend below the host tier; '' is none
     has_kv_events: bool
+    cpu_experts: str  # the method by which KTransformers computes experts on the CPU; '' is not at all
 
     def summary(self) -> str:
         """One line for a log."""
         tiers = ['device'] + ['host'] * self.has_host_tier + [self.storage] * bool(self.storage)
         sessions = 'session references' if self.has_session_references else 'no session references'
+        experts = f', experts on the CPU by {self.cpu_experts}' if self.cpu_experts else ''
         return (
             f'SGLang {self.version or "of unknown version"}, {self.model}: tree core {self.tree_core}, pages of '
             f'{self.page_tokens}, {self.capacity_tokens} tokens on {"/".join(tiers)}, grammar {self.grammar}, priority '
             f'{self.priority.value}, {sessions}, {"reports" if self.reports_cached_tokens else "hides"} cached tokens'
+            f'{experts}'
         )
 
 
@@ -92,6 +95,7 @@ def read_server(url: str, model: JsonObject, server: JsonObject) -> SglangServer
         has_host_tier=server.get('enable_hierarchical_cache') is True,
         storage=_text(server, 'hicache_storage_backend'),
         has_kv_events=bool(server.get('kv_events_config')),
+        cpu_experts=(_text(server, 'kt_method') or 'unknown') if _text(server, 'kt_weight_path') else '',
     )
 
 

@@ -161,8 +161,18 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         parent_hash=0 if parent is None else _hash(parent),
         tier=_tier(fields),
         session_id=str(fields.get('session_id') or ''),
-        cache_salt=str(fields.get('cache_salt') or ''),
+        cache_salt=str(fields.get('cache_salt') or _salt_among_keys(fields)),
     )
+
+
+def _salt_among_keys(fields: dict[str, object]) -> str:
+    """vLLM's: the first block of a prefix has extra keys, of which the texts are the LoRA's name and then the salt."""
+    keys = fields.get('extra_keys')
+    first = keys[0] if isinstance(keys, list) and keys else None
+    texts = [key for key in first if isinstance(key, str)] if isinstance(first, list) else []
+    if texts and texts[0] == fields.get('lora_name'):
+        texts.pop(0)
+    return texts[-1] if texts and fields.get('parent_block_hash') is None else ''
 
 
 def _hashes(fields: dict[str, object]) -> tuple[int, ...]:

@@ -135,3 +135,32 @@ def test_no_bytes_make_the_reader_fail_otherwise(payload: bytes) -> None:
 
 def test_a_hash_on_the_wire_is_the_start_of_the_key_as_a_signed_number() -> None:
     assert wire_hash(b'\xff' * 32) == -1
+
+
+@pytest.mark.parametrize(
+    ('first_keys', 'lora_name', 'parent', 'salt'),
+    [
+        (['home'], None, None, 'home'),
+        (['arm', 'home'], 'arm', None, 'home'),
+        (['arm'], 'arm', None, ''),
+        ([['image', 3], 'home', b'x'], None, None, 'home'),
+        (None, None, None, ''),
+        (['arm'], None, 7, ''),
+    ],
+)
+def test_the_salt_of_a_prefix_is_found_among_the_extra_keys_of_vllm(
+    first_keys: list[object] | None, lora_name: str | None, parent: int | None, salt: str
+) -> None:
+    stored_event = {
+        'type': 'BlockStored',
+        'block_hashes': [1, 2],
+        'parent_block_hash': parent,
+        'token_ids': [5, 6],
+        'block_size': 1,
+        'medium': 'GPU',
+        'lora_name': lora_name,
+        'extra_keys': [first_keys, None],
+    }
+    (event,) = decode_batch(msgspec.msgpack.encode([1.0, [stored_event], 0])).events
+    assert isinstance(event, BlocksStored)
+    assert event.cache_salt == salt
