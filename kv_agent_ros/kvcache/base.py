@@ -72,7 +72,7 @@ class PrefixCache(Protocol):
     def discard(self, lease_id: str, num_good_blocks: int) -> None:
         """End a read lease whose block number `num_good_blocks` does not have its checksum.
 
-        That block and everything after it leave every tier.
+        That block and everything after it leave every tier, unless the cache finds that it does have it.
         """
         ...
 

@@ -122,7 +122,7 @@ class Demoter:
         num_bytes = (lock.num_blocks - tier.match(path)) * path.block_bytes
         has_room = not self._in_flight or num_bytes + sum(self._in_flight.values()) <= self._max_bytes
         if num_bytes > 0 and has_room and name not in self._in_flight:
-            done = partial(self._finish, tier)
+            done = partial(self._finish, tier, self._books.epoch)
             head = path.head(lock.num_blocks)
             if tier.submit(Transfer(path=head, keys=lock.keys, lock=lock, read=self._read, done=done)):
                 self._in_flight[name] = num_bytes
@@ -138,9 +138,11 @@ class Demoter:
         with self._books.owned():
             return self._dram.read(key)
 
-    def _finish(self, tier: BackingTier, transfer: Transfer, result: TransferResult) -> None:
+    def _finish(self, tier: BackingTier, epoch: int, transfer: Transfer, result: TransferResult) -> None:
         with self._books.owned():
-            if result.last is PutResult.CORRUPT:
+            if epoch != self._books.epoch:
+                pass  # the cache was cleared: what happened to it says nothing about what is there now
+            elif result.last is PutResult.CORRUPT:
                 self._dram.cut(transfer.path, result.num_present)
             elif result.last is not PutResult.STORED and not tier.is_degraded:
                 self._hopeless.update(transfer.keys[result.num_present :])

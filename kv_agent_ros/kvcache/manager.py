@@ -33,10 +33,12 @@ from kv_agent_ros.kvcache.path import TokenPath, token_path
 from kv_agent_ros.kvcache.prefetch import Prefetcher
 from kv_agent_ros.kvcache.promotion import HeldPrefix, Promoter
 from kv_agent_ros.kvcache.session_index import SessionIndex
+from kv_agent_ros.kvcache.storage.base import checksum
 from kv_agent_ros.kvcache.storage.tiered import BackingTier
 from kv_agent_ros.kvcache.write_policy import WHEN_FULL, Watermarks
 
 _CHECKSUM_BYTES = 16
+_SWEEP_S = 10.0  # that clear() waits for one tier; then it goes on behind
 
 
 class KVCacheManager:
@@ -154,19 +156,22 @@ class KVCacheManager:
             self._end_lease(lease_id)
 
     def discard(self, lease_id: str, num_good_blocks: int) -> None:
-        """End a read lease whose block number `num_good_blocks` does not have its checksum.
-
-        That block and everything after it leave all tiers.
-        """
+        """See PrefixCache. A block that does have its checksum stays, whatever its reader says."""
         with self._books.owned():
             lease = self._leases.take(lease_id)
-            if lease is None or not 0 <= num_good_blocks < lease.lock.num_blocks:
-                return self._end_lease(lease_id) if lease is None else self._books.end_lease(lease)
-            self._num_discarded += 1
-            self._dram.cut(lease.path, num_good_blocks)
-            for tier in self._backing:
-                tier.cut(lease.path, num_good_blocks)
-            return self._books.end_lease(lease)
+            if lease is None:
+                self._end_lease(lease_id)
+                return
+            accused = lease.lock.keys[num_good_blocks:][:1] if num_good_blocks >= 0 else ()
+            blocks = [self._dram.read(key) for key in accused]
+        is_bad = any(checksum(value) != record.checksum for record, value in blocks)
+        for tier in self._backing if is_bad else ():
+            tier.cut(lease.path, num_good_blocks)
+        with self._books.owned():
+            if is_bad:
+                self._num_discarded += 1
+                self._dram.cut(lease.path, num_good_blocks)
+            self._books.end_lease(lease)
 
     def prefetch(
         self,
@@ -226,6 +231,8 @@ class KVCacheManager:
             self._demoter.clear()
             self._dram.clear()
             self._books.note_cleared()
+        for tier in self._backing:
+            tier.sweep(_SWEEP_S)
 
     def stats(self) -> CacheStats:
         """See PrefixCache. Costs the same however many blocks there are."""

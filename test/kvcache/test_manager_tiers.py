@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache, content
 
 from kv_agent_ros.kvcache.block import Tier
@@ -37,11 +38,36 @@ def test_discard_removes_a_bad_block_and_its_suffix_from_every_tier(cache: Cache
     cache.write(HEAD)
     cache.flush()
     lease = cache.manager.acquire(NAMESPACE, ROBOT_1, np.array([*HEAD, 99], np.int32))
+    cache.segments.slot(lease.slots[2])[:] = 255
     cache.manager.discard(lease.lease_id, 2)
     assert cache.read([*HEAD, 99]) == 8
     stats = cache.manager.stats()
     assert [tier.num_blocks for tier in stats.tiers] == [2, 2]
     assert (stats.num_checksum_failures, stats.num_leases) == (1, 0)
+
+
+@pytest.mark.parametrize('num_good_blocks', [-2, -1, 0, 3, 4, 1000])
+def test_reader_that_is_wrong_about_a_checksum_cuts_nothing(cache: Cache, num_good_blocks: int) -> None:
+    cache.write(HEAD)
+    lease = cache.manager.acquire(NAMESPACE, ROBOT_1, np.array([*HEAD, 99], np.int32))
+    cache.manager.discard(lease.lease_id, num_good_blocks)
+    cache.flush()
+    assert cache.read([*HEAD, 99]) == 16
+    assert (cache.manager.stats().num_checksum_failures, cache.manager.num_locks) == (0, 0)
+
+
+def test_reader_whose_lease_has_ended_sees_other_bytes_and_cuts_nothing(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=4)
+    cache.write(HEAD)
+    lease = cache.manager.acquire(NAMESPACE, ROBOT_1, np.array([*HEAD, 99], np.int32))
+    cache.flush()
+    cache.now_s = 60.0
+    cache.write(list(range(100, 116)), ROBOT_2)
+    assert any(checksum(cache.segments.slot(slot)) != slot.checksum for slot in lease.slots)
+    cache.manager.discard(lease.lease_id, 0)
+    assert cache.read([*range(100, 116), 0]) == 16
+    cache.flush()
+    assert cache.read([*HEAD, 99]) == 16
 
 
 def test_bytes_that_change_before_they_reach_the_disk_are_never_served(cache: Cache) -> None:

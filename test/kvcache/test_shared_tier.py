@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from small_cache import HEAD, NAMESPACE, ROBOT_2, Cache
 
 from kv_agent_ros.kvcache.base import PrefetchPolicy
 from kv_agent_ros.kvcache.block import EventKind, Tier
+from kv_agent_ros.kvcache.storage.base import BlockStore
 from kv_agent_ros.kvcache.storage.fake import FakeStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
 from kv_agent_ros.kvcache.storage.remote import RemoteStore
@@ -96,3 +99,59 @@ def test_a_shared_folder_that_hangs_is_a_miss(tmp_path: Path) -> None:
     assert cache.manager.stats().tiers[-1].is_degraded
     store.works.set()
     cache.close()
+
+
+def test_what_a_hanging_shared_folder_did_not_forget_is_not_served_when_it_works_again(tmp_path: Path) -> None:
+    store = FakeStore(1 << 20)
+    limits = GuardLimits(deadline_s=0.2, scan_deadline_s=0.2, retry_s=0.0)
+    caches = [
+        Cache(16, tmp_path / name, 1 << 20, below=(remote_over(GuardedStore(store, limits)),))
+        for name in ('here', 'there')
+    ]
+    caches[0].write(HEAD)
+    caches[0].flush()
+    store.works.clear()
+    caches[1].manager.clear()  # it does not know yet what is in the folder
+    store.works.set()
+    for _ in wait_until(lambda: not store.blocks):
+        assert caches[1].read([*HEAD, 99]) == 0
+    caches[1].write(HEAD)
+    caches[1].flush()
+    assert len(store.blocks) == 4
+    for cache in caches:
+        cache.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> Iterator[int]:
+    """Turns of a loop that ends when it is so, and fails when that takes too long."""
+    end_s = time.monotonic() + 10.0
+    while not is_so():
+        assert time.monotonic() < end_s
+        yield 0
+
+
+def remote_over(store: BlockStore) -> BackingTier:
+    return BackingTier.open(tier=Tier.REMOTE, store=store, options=OPTIONS)
+
+
+@pytest.mark.parametrize('act', ['clear', 'discard'])
+def test_nobody_waits_for_a_hanging_folder_that_is_to_forget(tmp_path: Path, act: str) -> None:
+    store = FakeStore(1 << 20)
+    guarded = GuardedStore(store, GuardLimits(deadline_s=60.0))
+    cache = Cache(16, tmp_path / 'here', 1 << 20, below=(remote_over(guarded),))
+    cache.write(HEAD)
+    cache.flush()
+    lease = cache.manager.acquire(NAMESPACE, ROBOT_2, np.array([*HEAD, 99], np.int32))
+    cache.segments.slot(lease.slots[0])[:] = 255
+    acts = {'clear': cache.manager.clear, 'discard': lambda: cache.manager.discard(lease.lease_id, 0)}
+    store.works.clear()
+    threads = [threading.Thread(target=acts[act]), threading.Thread(target=cache.write, args=(range(100, 116),))]
+    for thread in threads:
+        thread.start()
+    threads[1].join(10.0)
+    is_done = [not thread.is_alive() for thread in threads]
+    store.works.set()
+    for thread in threads:
+        thread.join(10.0)
+    cache.close()
+    assert is_done == [False, True]

@@ -78,7 +78,9 @@ class BackingTier:
         self._writing = threading.Lock()  # one writer at a time; taken before the lock, and before those of tiers below
         self._locks: set[PathLock] = set()
         self._worker = Worker(name=f'kv-{tier.value}', work=self._transfer, max_queued=options.max_queued_transfers)
-        self._epoch = 0
+        self._sweeper = Worker(name=f'kv-{tier.value}-sweep', work=self._sweep_behind, max_queued=1)
+        self._epoch = self._swept_epoch = 0  # clear() begins one, sweep() catches up
+        self._forgotten: list[bytes] = []  # by clear(), not yet deleted
         self._changes: list[TierChange] = []
         self._num_hits = self._num_evictions = self._num_errors = 0
         self._read_bytes = self._written_bytes = 0
@@ -106,7 +108,7 @@ class BackingTier:
         """Learn which blocks of the path others have put into a shared store. May touch the device."""
         with self._lock:
             num_known, epoch = self._tree.match(path), self._epoch
-        if not self.is_shared or num_known == path.num_blocks:
+        if not self.is_shared or num_known == path.num_blocks or not self.sweep(0.0):
             return
         end = num_known + self._store.find(path.keys()[num_known:])
         with self._lock:
@@ -191,16 +193,24 @@ class BackingTier:
         return self._worker.flush(timeout_s)
 
     def clear(self) -> tuple[Transfer, ...]:
-        """Forget everything; returns the transfers that were dropped, whose `done` is never called."""
+        """Forget everything; returns the transfers that were dropped, whose `done` is never called.
+
+        Does not touch the device: sweep() does.
+        """
         with self._lock:
             self._epoch += 1
             self._changes = []
-            gone = self._tree.clear()
-        if self.is_shared:
-            gone += [record.key for record in self._store.records()]
-        dropped = self._worker.drop()
-        self._delete(gone)
-        return tuple(transfer for transfer, _ in dropped)
+            self._forgotten += self._tree.clear()
+        return tuple(transfer for transfer, _ in self._worker.drop())
+
+    def sweep(self, timeout_s: float) -> bool:
+        """Delete what was forgotten; False when that takes longer, and then it goes on behind.
+
+        Until it has ended nothing is written here and nothing of others found.
+        """
+        if self._swept_epoch != self._epoch and self._sweeper.submit(self._epoch):
+            self._sweeper.flush(timeout_s)
+        return self._swept_epoch == self._epoch
 
     def usage(self) -> TierUsage:
         """The books; errors count lost workers and refused transfers too."""
@@ -237,6 +247,7 @@ class BackingTier:
     def close(self, timeout_s: float) -> bool:
         """Write what is queued, stop, close the store; False when the queue could not be written in time."""
         is_flushed = self._worker.close(timeout_s)
+        self._sweeper.close(timeout_s)
         self._store.close()
         return is_flushed
 
@@ -244,6 +255,25 @@ class BackingTier:
         """Raise StoreError when the tree contradicts itself."""
         with self._lock:
             self._tree.check_integrity()
+
+    def _sweep_behind(self, _: int) -> None:
+        with self._writing:
+            self._sweep()
+
+    def _sweep(self) -> bool:
+        """Whether all is deleted that was forgotten; called by whoever writes."""
+        with self._lock:
+            epoch, gone = self._epoch, self._forgotten
+            self._forgotten = []
+        if self._swept_epoch == epoch:
+            return True
+        self._delete(gone)
+        if self.is_shared:  # others have put blocks there that are not known here
+            self._delete([record.key for record in self._store.records()])
+            if self.is_degraded:
+                return False
+        self._swept_epoch = epoch
+        return True
 
     def _transfer(self, job: tuple[Transfer, int]) -> None:
         transfer, epoch = job
@@ -254,10 +284,8 @@ class BackingTier:
         finally:
             transfer.done(transfer, result)
 
-    def _absorb(self, path: TokenPath, read: ReadBlock) -> None:
+    def _absorb(self, path: TokenPath, read: ReadBlock, epoch: int) -> None:
         """Take what leaves the tier above, in the bytes that it was stored in there."""
-        with self._lock:
-            epoch = self._epoch
         with self._writing:
             self._write(path, path.keys(), read, epoch, TransferResult())
 
@@ -265,6 +293,8 @@ class BackingTier:
         self, path: TokenPath, keys: tuple[bytes, ...], read: ReadBlock, epoch: int, result: TransferResult
     ) -> None:
         """Copy what is missing of a path, as far as `read` gives blocks and there is room."""
+        if not self._sweep() or epoch != self._epoch:
+            return
         with self._lock:
             held = self._tree.hold(path)
             self._locks.add(held)
@@ -309,10 +339,11 @@ class BackingTier:
     def _evict_one(self) -> bool:
         with self._lock:
             path = self._tree.victim()
+            epochs = [lower._epoch for lower in self._below]  # a clear() after this one reaches them after us
         if not path.num_blocks:
             return False
-        for lower in self._below:
-            self._pass_down(path, lower)
+        for lower, epoch in zip(self._below, epochs, strict=True):
+            self._pass_down(path, lower, epoch)
         with self._lock:
             gone = self._tree.cut(path, path.num_blocks - 1)
             self._num_evictions += 1
@@ -320,9 +351,9 @@ class BackingTier:
         self._delete(gone)
         return True
 
-    def _pass_down(self, path: TokenPath, lower: 'BackingTier') -> None:
+    def _pass_down(self, path: TokenPath, lower: 'BackingTier', epoch: int) -> None:
         with contextlib.suppress(StoreError):  # it cannot be read: lost here, and not below either
-            lower._absorb(path, self._read_stored)
+            lower._absorb(path, self._read_stored, epoch)
 
     def _read_stored(self, key: bytes) -> tuple[BlockRecord, ByteArray]:
         buffer = np.empty(self._store.size_bytes(key), dtype=np.uint8)
