@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, StoreUsage
+from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, StoreUsage, num_leading
 from kv_agent_ros.kvcache.storage.deadline_thread import DeadlineThread
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ class GuardedStore:
         results: list[PutResult] = []
 
         def act() -> int:
+            if self._is_owed(record.key):  # there still is what should be gone
+                results.append(PutResult.FAILED)
+                return 0
             was_there = self._store.size_bytes(record.key) > 0
             results.append(self._store.put(record, value))
             return len(value) if results[0] is PutResult.STORED and not was_there else 0
@@ -85,7 +88,7 @@ class GuardedStore:
         found: list[BlockRecord] = []
 
         def act() -> int:
-            record = self._store.get(key, self._buffer[: len(out)])
+            record = None if self._is_owed(key) else self._store.get(key, self._buffer[: len(out)])
             if record is None:
                 return 0
             found.append(record)
@@ -115,7 +118,7 @@ class GuardedStore:
         found: list[int] = []
 
         def act() -> int:
-            found.append(self._store.find(keys))
+            found.append(self._store.find(keys[: num_leading(keys, lambda key: not self._is_owed(key))]))
             return 0
 
         with self._my_turn() as is_mine:
@@ -218,15 +221,21 @@ class GuardedStore:
         return is_done
 
     def _pay(self) -> None:
-        """Do the deletes that are owed."""
+        """Do the deletes that are owed; those that fail stay owed."""
         with self._lock:
             owed, self._owed = self._owed, set()
         for key in owed:
             self._store.delete(key)
+            if self._store.size_bytes(key):
+                self._owe(key)
 
     def _owe(self, key: bytes) -> None:
         with self._lock:
             self._owed.add(key)
+
+    def _is_owed(self, key: bytes) -> bool:
+        with self._lock:
+            return key in self._owed
 
     def _trip(self, reason: str) -> None:
         self._retry_at_s = self._clock() + self._limits.retry_s

@@ -92,7 +92,8 @@ class RemoteStore:
             self._shared.delete(key)
         except OSError as error:
             self._note_failure('delete', key, error)
-        self._forget(key)
+        else:
+            self._forget(key)
 
     def size_bytes(self, key: bytes) -> int:
         with self._lock:

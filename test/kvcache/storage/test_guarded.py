@@ -1,6 +1,7 @@
 """A store whose device fails or hangs: misses at once, comes back by itself, and is measured."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 import os
 from pathlib import Path
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from stored_blocks import block
 
-from kv_agent_ros.kvcache.storage.base import PutResult
+from kv_agent_ros.kvcache.storage.base import PutResult, checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.fake import FakeStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
@@ -153,6 +154,42 @@ def test_delete_while_degraded_is_done_later(guarded: Guarded) -> None:
     assert guarded.get(3)
     assert not guarded.path(2).exists()
     assert not guarded.get(2)
+
+
+def test_block_whose_delete_failed_is_deleted_before_its_key_is_used_again() -> None:
+    device = FakeStore(1 << 20)
+    store = GuardedStore(device, LIMITS)
+    record, value = block(1)
+    other = value[::-1].copy()
+    out = np.zeros_like(value)
+    store.put(record, value)
+    device.is_failing = True
+    store.delete(record.key)
+    assert store.put(record, value) is PutResult.FAILED
+    device.is_failing = False
+    assert store.put(replace(record, checksum=checksum(other)), other) is PutResult.STORED
+    assert store.get(record.key, out) is not None
+    assert np.array_equal(out, other)
+
+
+def test_block_that_cannot_be_deleted_is_neither_served_nor_found_nor_put_again() -> None:
+    device = UndeletableStore(1 << 20)
+    store = GuardedStore(device, LIMITS)
+    record, value = block(1)
+    store.put(record, value)
+    store.put(*block(2))
+    store.delete(record.key)
+    assert store.get(record.key, np.zeros_like(value)) is None
+    assert store.find([block(2)[0].key, record.key]) == 1
+    assert store.put(record, value) is PutResult.FAILED
+    assert record.key in device.blocks
+
+
+class UndeletableStore(FakeStore):
+    """Keeps what it has, and says nothing."""
+
+    def delete(self, key: bytes) -> None:
+        """Nothing happens."""
 
 
 def test_put_that_ends_after_its_deadline_leaves_nothing_behind() -> None:

@@ -221,3 +221,17 @@ def test_foreign_directory_and_foreign_format_are_refused_untouched(tmp_path: Pa
     (tmp_path / 'file').write_text('')
     with pytest.raises(StoreError, match='cannot open'):
         RemoteStore.open(tmp_path / 'file' / 'store', 1 << 20)
+
+
+def test_block_whose_delete_failed_is_still_known(tmp_path: Path, open_store: Opener) -> None:
+    store = open_store()
+    store.put(*block(1))
+    path = tmp_path / 'shared' / 'blocks' / f'{block(1)[0].key.hex()}.kv'
+    path.unlink()
+    path.mkdir()  # which unlink() refuses
+    store.delete(block(1)[0].key)
+    assert store.usage().num_errors == 1
+    assert store.size_bytes(block(1)[0].key) > 0
+    path.rmdir()
+    store.delete(block(1)[0].key)
+    assert store.size_bytes(block(1)[0].key) == 0
