@@ -79,6 +79,7 @@ SHARED = 'namespace of the shared nodes (world model, planner, memory, inference
 STATE = 'folder for what must survive a restart'
 WORLD = 'home (bundled) or the path of a world file'
 WRITE_POLICIES = ('write_through', 'selective', 'write_back')
+SERVERS = ('openai', 'sglang', 'vllm', 'ktransformers')
 EVICTION_POLICIES = ('hit_density', 'lru', 'slru', 'lfu')
 
 
@@ -156,8 +157,8 @@ class KVCacheConfig:
 class InferenceConfig:
     """inference_node."""
 
-    engine: str = setting('local', 'which backend', choices=('local', 'openai', 'sglang', 'none'))
-    engine_url: str = setting('http://127.0.0.1:30000', 'server of the openai and sglang engines')
+    engine: str = setting('local', 'which backend', choices=('local', *SERVERS, 'edge_cloud', 'none'))
+    engine_url: str = setting('http://127.0.0.1:30000', 'the server, for all engines but local and none')
     model: str = setting('bundled', 'bundled (SmolLM2-135M-Instruct), a model directory, or the served model name')
     cache_dir: str = setting(CACHE_DIR, 'folder for the converted model')
     threads: int = setting(1, 'torch threads of the local engine', '1', 1, 256)
@@ -169,6 +170,12 @@ class InferenceConfig:
     api_key_file: str = setting('', 'file with the key of the server; no file, no key')
     cache_salt: str = setting('home', 'keeps the prefixes of tenants apart on a shared server')
     cache_timeout_s: float = setting(5.0, 'the KV cache must answer within; else all is computed', 's', 0.05, 60.0)
+    cloud_engine: str = setting('sglang', 'what the server of edge_cloud is', choices=SERVERS)
+    cloud_model: str = setting('bundled', 'its served model name; bundled, whatever it serves')
+    cloud_purposes: tuple[str, ...] = setting((), 'requests that may leave the robot: plan, repair, explain; *, all')
+    cloud_patience_s: float = setting(5.0, 'a silent cloud is given up after', 's', 0.1, 60.0)
+    private_robots: tuple[str, ...] = setting((), 'robots whose requests never leave')
+    private_marks: tuple[str, ...] = setting((), 'texts; a request with one of them never leaves')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from launch.substitutions import LaunchConfiguration
 from launch_ros.actions import Node
 
 PACKAGE = 'kv_agent_ros'
-ENGINES = ('local', 'openai', 'sglang', 'none')
+ENGINES = ('local', 'openai', 'sglang', 'vllm', 'ktransformers', 'edge_cloud', 'none')
 ROBOT_NAME = re.compile(r'[a-z][a-z0-9_]*')
 
 # Each node with the arguments that it takes as parameters. An empty argument is not passed: the files decide.
@@ -38,7 +38,7 @@ TEXT_ARGUMENTS = (
     ('robots', 'robot1', 'Names of the robots, with commas between; each is a namespace.'),
     ('shared_namespace', '/', 'Namespace of the shared nodes.'),
     ('engine', '', f'Who runs the language model: {", ".join(ENGINES)}. Empty: as in params_file, else local.'),
-    ('engine_url', '', 'Server of the openai and sglang engines, http://HOST:PORT. Empty: as in params_file.'),
+    ('engine_url', '', 'Server of all engines but local and none, http://HOST:PORT. Empty: as in params_file.'),
     ('model', '', 'Model directory, or the name under which the server knows it. Empty: as in params_file.'),
     ('world', '', '"home" or the path of a world file. Empty: as in params_file, else home.'),
     ('params_file', '', 'YAML file whose parameters win over config/<node>.yaml; arguments win over both.'),

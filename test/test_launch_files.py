@@ -85,7 +85,7 @@ def test_every_node_that_needs_the_world_gets_it():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ({'engine': 'gpt'}, 'engine: expected one of local, openai, sglang, none'),
+        ({'engine': 'gpt'}, 'engine: expected one of local, openai, sglang, vllm, ktransformers, edge_cloud, none'),
         ({'robots': ''}, 'robots: expected names'),
         ({'robots': 'Robot 1'}, 'robots: expected names'),
         ({'robots': 'robot1,robot1'}, 'robots: each name once'),

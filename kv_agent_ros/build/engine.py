@@ -3,23 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kv_agent_ros.build.server import alone, open_server, with_cloud
 from kv_agent_ros.config import InferenceConfig, expand
-from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_canary import fitting_bits
 from kv_agent_ros.inference.local_engine import Batching
 from kv_agent_ros.inference.local_model import LocalModel, load_local_model
-from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend, bearer_headers
-from kv_agent_ros.inference.sglang import connect_sglang
 from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace
 from kv_agent_ros.kvcache.canary import WIDTHS
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
-
-PROBE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,20 +32,16 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
     """The engine of the config. Raises ModelUnavailableError or ConfigError, so that configure fails with the text."""
     if config.engine == 'none':
         return EngineFactory(make=lambda cache: UnavailableBackend())
-    if config.engine == 'local':
+    if config.engine in ('local', 'edge_cloud'):
+        join = with_cloud(config, progress) if config.engine == 'edge_cloud' else alone
         model = load_local_model(
             config.model, expand(config.cache_dir) / 'models', config.threads, lambda text: _ignore(progress(text))
         )
         namespace = stored_namespace(model, config)
         batching = Batching(max_batch=config.max_batch, chunk_tokens=config.prefill_chunk_tokens)
-        return EngineFactory(make=lambda cache: local_backend(model, cache, namespace, batching))
-    headers = bearer_headers(expand(config.api_key_file)) if config.api_key_file else {}
-    settings = HttpSettings(base_url=config.engine_url, model=config.model, engine=config.engine, headers=headers)
-    if config.engine == 'sglang':
-        backend = connect_sglang(settings, cache_salt=config.cache_salt, deadline=Deadline(PROBE_S))
-        progress(backend.server.summary())
-        return EngineFactory(make=lambda cache: backend)
-    return EngineFactory(make=lambda cache: OpenAiHttpBackend(settings))
+        return EngineFactory(make=lambda cache: join(local_backend(model, cache, namespace, batching)))
+    backend = open_server(config, progress)
+    return EngineFactory(make=lambda cache: backend)
 
 
 def _ignore(value: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import re
 
 from kv_agent_ros.agent.task_queue import MAX_INSTRUCTION_CHARS
-from kv_agent_ros.config import STATE_DIR, Setting, expand
+from kv_agent_ros.config import SERVERS, STATE_DIR, Setting, expand
 
 CUP = 'cup1'
 REPORT_TASK = '去厨房检查水杯是否倒满，如果满了就倒掉一半，然后返回充电座。'
@@ -23,6 +23,8 @@ class DemoOptions:
     engine: str
     engine_url: str
     model: str
+    cloud_engine: str
+    cloud_purposes: tuple[str, ...]
     world: str
     seed: int
     speed: float
@@ -50,7 +52,13 @@ class DemoOptions:
                 'fill_levels': self.cup_fill,
                 'removed': self.removed,
             },
-            'inference_node': {'engine': self.engine, 'engine_url': self.engine_url, 'model': self.model},
+            'inference_node': {
+                'engine': self.engine,
+                'engine_url': self.engine_url,
+                'model': self.model,
+                'cloud_engine': self.cloud_engine,
+                'cloud_purposes': self.cloud_purposes,
+            },
             **{name: {'world': self.world} for name in ('world_model_node', 'perception_node')},
             'harness_node': {'audit_key_file': str(self.audit_key)},
         }
@@ -69,6 +77,8 @@ def read_options(arguments: Sequence[str]) -> DemoOptions:
         engine=parsed.engine,
         engine_url=parsed.engine_url,
         model=parsed.model,
+        cloud_engine=parsed.cloud_engine,
+        cloud_purposes=tuple(parsed.cloud_purpose),
         world=parsed.world,
         seed=parsed.seed,
         speed=parsed.speed,
@@ -115,8 +125,10 @@ def _parser() -> argparse.ArgumentParser:
         help='what to do, Chinese or English (default: the cup task)',
     )
     add('--robot', default='robot1', type=_robot_name, help='name of the robot (robot1)')
-    add('--engine', default='local', choices=['local', 'openai', 'sglang', 'none'], help='language model (local)')
-    add('--engine-url', default='http://127.0.0.1:30000', help='server of the openai and sglang engines')
+    add('--engine', default='local', choices=['local', *SERVERS, 'edge_cloud', 'none'], help='language model (local)')
+    add('--engine-url', default='http://127.0.0.1:30000', help='server of all engines but local and none')
+    add('--cloud-engine', default='sglang', choices=SERVERS, help='what the server of edge_cloud is (sglang)')
+    add('--cloud-purpose', action='append', default=[], help='what edge_cloud may send: plan, repair, explain, *')
     add('--model', default='bundled', help='bundled, a model directory, or the served model name')
     add('--world', default='home', help='home or the path of a world file')
     add('--seed', type=int, default=0, help='seed of the simulator (0)')
