@@ -6,6 +6,7 @@ Every answer has the same number of tokens on all engines, so that tokens per se
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 import sys
 import time
 from typing import Protocol
@@ -105,12 +106,18 @@ class BackendEngine:
         )
 
 
+def load_network(directory: Path) -> LlamaForCausalLM:
+    """transformers' own network with the same weights."""
+    network = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    network.generation_config.max_length = None
+    return network
+
+
 class TransformersEngine:
     """transformers' generate, which keeps each robot's DynamicCache from turn to turn."""
 
-    def __init__(self, directory: str, model: LocalModel) -> None:
-        self._network = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._network.generation_config.max_length = None
+    def __init__(self, network: LlamaForCausalLM, model: LocalModel) -> None:
+        self._network = network
         self._model = model
         self._held: dict[int, tuple[DynamicCache, TokenArray]] = {}
 
@@ -125,7 +132,7 @@ class TransformersEngine:
         said = self._network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
+            cache=cache,
             max_new_tokens=new_tokens,
             do_sample=False,
             eos_token_id=sorted(self._model.stop_ids),

@@ -5,7 +5,7 @@ first token behind a prompt of 4,096 tokens, with and without chunks.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 from matplotlib.axes import Axes
 import torch
@@ -26,6 +27,7 @@ from benchmarks._robots import (
     Load,
     Played,
     TransformersEngine,
+    load_network,
     play_in_turn,
     play_together,
     reachable_hit_rate,
@@ -49,6 +51,9 @@ from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {'wall': time.monotonic, 'cpu': time.process_time}
+PEERS = ('transformers', 'sglang')
 BLOCK_TOKENS = 16
 DRAM_BYTES = 512 << 20
 TIMEOUT_S = 900.0
@@ -57,14 +62,16 @@ WARM_UP = Load(num_robots=2, num_turns=1, new_tokens=2, head_sentences=2)
 
 
 @contextmanager
-def local_engine(model: LocalModel, batching: Batching) -> Iterator[tuple[LocalBackend, KVCacheManager]]:
+def local_engine(
+    model: LocalModel, batching: Batching, clock: Clock = time.monotonic
+) -> Iterator[tuple[LocalBackend, KVCacheManager]]:
     """The local engine over an empty cache in memory."""
     sessions = SessionIndex()
     dram = DramTier(store=HostStore(SharedArena.create(DRAM_BYTES)), policy=SessionLruPolicy(sessions.is_referenced))
     with KVCacheManager(dram=dram, sessions=sessions) as manager:
         namespace = model.namespace(BLOCK_TOKENS)
         backend = LocalBackend(
-            model=model, cache=manager, segments=SegmentMap(), namespace=namespace, batching=batching
+            model=model, cache=manager, segments=SegmentMap(), namespace=namespace, batching=batching, clock=clock
         )
         with closing(backend):
             yield backend, manager
@@ -102,7 +109,7 @@ def play_sglang(model: LocalModel, load: Load) -> list[Played]:
         return []
 
 
-def play_all(model: LocalModel, directory: Path, load: Load) -> dict[str, Played]:
+def play_all(model: LocalModel, directory: Path, load: Load, peers: list[str]) -> dict[str, Played]:
     """The same load on every engine."""
     played = {}
     print('local engine, batched ', end='', file=sys.stderr, flush=True)
@@ -113,23 +120,25 @@ def play_all(model: LocalModel, directory: Path, load: Load) -> dict[str, Played
     with local_engine(model, Batching(max_batch=1)) as (backend, _):
         play_in_turn(BackendEngine(backend, model), WARM_UP)
         played['sequential'] = play_in_turn(BackendEngine(backend, model), load)
-    print('transformers, one at a time ', end='', file=sys.stderr, flush=True)
-    engine = TransformersEngine(str(directory), model)
-    play_in_turn(TransformersEngine(str(directory), model), WARM_UP)
-    played['transformers'] = play_in_turn(engine, load)
-    print('SGLang ', end='', file=sys.stderr, flush=True)
-    for found in play_sglang(model, load):
-        played['SGLang'] = found
+    if 'transformers' in peers:
+        print('transformers, one at a time ', end='', file=sys.stderr, flush=True)
+        network = load_network(directory)
+        play_in_turn(TransformersEngine(network, model), WARM_UP)
+        played['transformers'] = play_in_turn(TransformersEngine(network, model), load)
+    if 'sglang' in peers:
+        print('SGLang ', end='', file=sys.stderr, flush=True)
+        for found in play_sglang(model, load):
+            played['SGLang'] = found
     return played
 
 
-def urgent_ttft_s(model: LocalModel, chunk_tokens: int, num_tokens: int) -> float:
+def urgent_ttft_s(model: LocalModel, chunk_tokens: int, num_tokens: int, clock: Clock) -> float:
     """Seconds to the first token of a short urgent request that comes right after a prompt of `num_tokens` began."""
     words = model.tokenizer.encode('cup ' * num_tokens, add_special_tokens=False).ids[:num_tokens]
     long = Message(role=Role.USER, content=model.tokenizer.decode(words))
     urgent = Message(role=Role.USER, content='A child stands in the way. Stop or go on?')
     deadline = Deadline(TIMEOUT_S)
-    with local_engine(model, Batching(chunk_tokens=chunk_tokens)) as (backend, manager):
+    with local_engine(model, Batching(chunk_tokens=chunk_tokens), clock) as (backend, manager):
         backend.generate(_request('warm-up', urgent, 0), Deadline(TIMEOUT_S))
         known = manager.stats().prompt_tokens
         thread = threading.Thread(target=backend.generate, args=(_request('long', long, 0), deadline))
@@ -178,13 +187,13 @@ def row(
     return Row(name=name, ours=ours, peer=peer, peer_name=peer_name, limit=limit, ratio=ratio, unit=unit, n=n)
 
 
-def urgent_row(model: LocalModel, num_tokens: int, num_repeats: int) -> Row:
+def urgent_row(model: LocalModel, num_tokens: int, num_repeats: int, clock: Clock) -> Row:
     """An urgent request's first token behind a long prompt, in chunks and in one piece."""
     ours, peer = [], []
     for number in range(num_repeats):
         print(f'urgent behind {num_tokens} tokens, {number + 1} of {num_repeats} …', file=sys.stderr, flush=True)
-        ours.append(urgent_ttft_s(model, DEFAULT_BATCHING.chunk_tokens, num_tokens))
-        peer.append(urgent_ttft_s(model, UNCHUNKED, num_tokens))
+        ours.append(urgent_ttft_s(model, DEFAULT_BATCHING.chunk_tokens, num_tokens, clock))
+        peer.append(urgent_ttft_s(model, UNCHUNKED, num_tokens, clock))
     medians = statistics.median(ours), statistics.median(peer)
     return Row(
         name=f'urgent_ttft_behind_{num_tokens}',
@@ -216,6 +225,10 @@ def main() -> None:
     parser.add_argument('--n', type=int, default=1, help='repetitions of the urgent request')
     parser.add_argument('--cache-dir', type=Path, default=expand(CACHE_DIR) / 'models')
     parser.add_argument('--threads', type=int, default=1, help='torch threads')
+    parser.add_argument('--peers', nargs='*', choices=PEERS, default=list(PEERS), help='beside one request at a time')
+    parser.add_argument(
+        '--clock', choices=sorted(CLOCKS), default='wall', help='of the urgent request; cpu: on a busy machine'
+    )
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
     directory = converted_directory(bundled_gguf(), arguments.cache_dir, print)
@@ -226,13 +239,15 @@ def main() -> None:
         new_tokens=arguments.new_tokens,
         head_sentences=arguments.head_sentences,
     )
-    played = play_all(model, directory, load)
-    rows = [*throughput_rows(played), urgent_row(model, arguments.long_tokens, arguments.n)]
+    played = play_all(model, directory, load, arguments.peers)
+    rows = throughput_rows(played)
+    rows.append(urgent_row(model, arguments.long_tokens, arguments.n, CLOCKS[arguments.clock]))
     facts = {
         'model': 'SmolLM2-135M-Instruct',
         'torch': torch.__version__,
         'transformers': transformers.__version__,
         'torch_threads': arguments.threads,
+        'clock': arguments.clock,
         'load': asdict(load),
     }
     if arguments.json:

@@ -1,7 +1,7 @@
 """The loop that owns the local model: requests join and leave between steps.
 
-A step is one pass of the network over the next token of every answer that is under way and at most one chunk of one
-prompt, so a long prompt holds nobody up for longer than a chunk. Continuous batching: Yu et al. 2022 (Orca); chunked
+A step is one pass of the network over the next token of every answer that is under way and at most one chunk of
+prompts, so a long prompt holds nobody up for longer than a chunk. Continuous batching: Yu et al. 2022 (Orca); chunked
 prefill: Agrawal et al. 2023 (Sarathi). A request whose prefix another one is computing now waits for it.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 import logging
+import math
 import threading
 import time
 
@@ -102,27 +103,45 @@ class LocalEngine:
     def _step(self) -> None:
         for run in [*self._waiting, *self._active]:
             self._guarded(run, run.pipe.check)
-        prefill = self._next_prefill(self._clock())
-        batch = [run for run in self._active if not run.is_prefilling] + prefill
-        if batch:
-            self._compute(batch)
+        prompts = self._share_out(self._clock())
+        shares = {run: prompts.get(run, 0 if run.is_prefilling else run.num_pending) for run in self._active}
+        self._compute({run: num_tokens for run, num_tokens in shares.items() if num_tokens})
 
-    def _next_prefill(self, now_s: float) -> list[LocalRun]:
-        """The run whose prompt goes on now, started if need be; none while more urgent ones speak."""
-        candidates = [run for run in self._active if run.is_prefilling]
-        candidates += [run for run in self._waiting if self._can_enter(run, now_s)]
-        if not candidates:
-            return []
-        chosen = max(candidates, key=lambda run: run.rank(now_s))
-        if any(run.priority > chosen.rank(now_s) for run in self._active if not run.is_prefilling):
-            return []
-        if chosen in self._active:
-            return [chosen]
-        leader = self._leader(chosen)
-        if leader is not chosen:
-            return [leader] if leader.is_prefilling else []
-        self._enter(chosen, now_s)
-        return [chosen] if chosen in self._active else []
+    def _share_out(self, now_s: float) -> dict[LocalRun, int]:
+        """Whose prompts go on in this step, by how many tokens: one chunk in all, for the first and its equals."""
+        shares: dict[LocalRun, int] = {}
+        passed: set[LocalRun] = set()
+        num_left = self._batching.chunk_tokens
+        while num_left > 0:
+            candidates = [run for run in self._candidates(now_s) if run not in passed]
+            if not candidates:
+                break
+            chosen = max(candidates, key=lambda run: run.rank(now_s))
+            passed.add(chosen)
+            if any(run.priority > chosen.priority for run in shares):
+                continue  # it would make a more urgent one wait for its tokens
+            served = self._served_first(chosen, now_s)
+            if served in self._active and served.is_prefilling and served not in shares:
+                passed.add(served)
+                shares[served] = min(num_left, served.num_pending)
+                num_left -= shares[served]
+        return shares
+
+    def _candidates(self, now_s: float) -> list[LocalRun]:
+        """Prompts that could go on now; none that would slow down more urgent answers."""
+        could = [run for run in self._active if run.is_prefilling]
+        could += [run for run in self._waiting if self._can_enter(run, now_s)]
+        floor = max((run.priority for run in self._active if not run.is_prefilling), default=-math.inf)
+        return [run for run in could if run.rank(now_s) >= floor]
+
+    def _served_first(self, run: LocalRun, now_s: float) -> LocalRun:
+        """The run itself, started if need be, or the one that it waits for."""
+        if run in self._active:
+            return run
+        leader = self._leader(run)
+        if leader is run:
+            self._enter(run, now_s)
+        return leader
 
     def _leader(self, run: LocalRun) -> LocalRun:
         """Who must compute first, so that `run` need not compute the same; itself when there is nobody."""
@@ -153,23 +172,28 @@ class LocalEngine:
         buffer = self._buffers.pop() if self._buffers else KVBuffer(self._llama.config)
         self._guarded(run, lambda: run.start(buffer))
 
-    def _compute(self, batch: list[LocalRun]) -> None:
+    def _compute(self, shares: dict[LocalRun, int]) -> None:
+        if not shares:
+            return
         started_s = self._clock()
-        parts = [run.next_part(self._batching.chunk_tokens) for run in batch]
+        parts = [run.next_part(num_tokens) for run, num_tokens in shares.items()]
         try:
             answers = self._llama.forward_batch(parts)
         except NETWORK_FAULTS as error:  # whose it is shows when each goes alone
-            if len(batch) == 1:
-                return self._end(batch[0], ModelUnavailableError(f'network: expected logits, got {error!r}; ask again'))
-            for run in batch:
-                self._compute([run])
-            return None
+            self._compute_apart(shares, error)
+            return
         took_s = self._clock() - started_s
-        for run, part, logits in zip(batch, parts, answers, strict=True):
+        for run, part, logits in zip(shares, parts, answers, strict=True):
             self._guarded(run, partial(run.advance, len(part.tokens), logits, took_s))
             if run.is_finished:
                 self._end(run, run.finish_reason)
-        return None
+
+    def _compute_apart(self, shares: dict[LocalRun, int], error: Exception) -> None:
+        for run, num_tokens in shares.items():
+            if len(shares) > 1:
+                self._compute({run: num_tokens})
+            else:
+                self._end(run, ModelUnavailableError(f'network: expected logits, got {error!r}; ask again'))
 
     def _guarded(self, run: LocalRun, act: Callable[[], None]) -> None:
         try:

@@ -96,6 +96,11 @@ class LocalRun:
             self.is_prefilling = True
         return buffer
 
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known but not computed."""
+        return len(self.tokens) - self.num_computed
+
     def next_part(self, max_tokens: int) -> Part:
         """What the network is to compute next."""
         chunk = self.tokens[self.num_computed : self.num_computed + max_tokens]

@@ -292,6 +292,7 @@ def test_engine_that_breaks_tells_all_callers_and_serves_the_next(tiny_model: Lo
             backend.generate(asked('robot9', '100 %'), Deadline(TIMEOUT_S))
         with pytest.raises(ModelUnavailableError, match='ZeroDivisionError'):
             other.result(TIMEOUT_S)
+        wait_until(lambda: not engine_threads())
         assert backend.generate(asked('robot2', '2'), Deadline(TIMEOUT_S)).outcome is Outcome.SUCCESS
 
 
