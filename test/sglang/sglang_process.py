@@ -29,6 +29,7 @@ class SglangProcess:
     event_ports: tuple[int, int]  # of the stream and of its replay
     state_dir: Path
     flags: Sequence[str]
+    options: Sequence[str] = ()  # of scripts/sglang itself
 
     @property
     def url(self) -> str:
@@ -43,7 +44,7 @@ class SglangProcess:
         """Start it and wait until it answers."""
         server = ['--port', str(self.port), '--state-dir', str(self.state_dir), '--timeout', str(int(START_S))]
         environment = os.environ | {'SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR': str(self.state_dir / 'hicache')}
-        run('start', *server, '--', *self.flags, timeout_s=START_S + STOP_S, environment=environment)
+        run('start', *server, *self.options, '--', *self.flags, timeout_s=START_S + STOP_S, environment=environment)
 
     def stop(self) -> None:
         """End it; idempotent."""
