@@ -133,6 +133,7 @@ class DramTier:
                     tokens=path.block(index),
                     length_bytes=slot.length_bytes,
                     checksum=digest,
+                    bits=slot.bits,
                 )
                 self._unreserve(slot)
                 self._store.publish(slot, record)

@@ -12,6 +12,7 @@ from small_cache import HEAD, NAMESPACE, ROBOT_1, ROBOT_2, Cache
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.kvcache.block import EventKind, Tier, block_keys
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy
+from kv_agent_ros.kvcache.path import token_path
 from kv_agent_ros.kvcache.storage.base import checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.fake import FakeStore
@@ -244,6 +245,43 @@ def test_lower_tiers_keep_fewer_bits_except_at_both_ends_of_the_prompt(open_cach
     usage = cache.manager.stats().tiers[1]
     assert usage.read_bytes == usage.written_bytes < 2.6 * NAMESPACE_4_BITS.block_bytes
     assert block_keys(NAMESPACE_4_BITS, HEAD) != block_keys(NAMESPACE, HEAD)
+
+
+def test_block_that_went_down_coarsely_never_gets_coarser_and_is_never_told_to_be_exact(
+    open_cache: Callable[..., Cache],
+) -> None:
+    options = TierOptions(write_policy=WritePolicy.WRITE_BACK, codecs=CodecPolicy(sink_tokens=4, recent_tokens=4))
+    cache = open_cache(dram_blocks=32 * 16, options=options)
+    generator = np.random.default_rng(0)
+    lease = cache.manager.reserve(NAMESPACE_4_BITS, ROBOT_1, np.asarray(HEAD, np.int32))
+    for slot in lease.slots:
+        values = generator.standard_normal(NAMESPACE_4_BITS.block_shape).astype(np.float32)
+        cache.segments.slot(slot)[:] = values.view(np.uint8).ravel()
+    cache.manager.commit(lease.lease_id, [checksum(cache.segments.slot(slot)) for slot in lease.slots])
+    seen = []
+    for length in (16, 16, 12, 12, 16):  # the third block is the last one of some prompts, which would stay exact
+        cache.drop_dram()
+        prompt = np.asarray([*HEAD[:length], 99], np.int32)
+        read = cache.manager.acquire(NAMESPACE_4_BITS, ROBOT_1, prompt)
+        seen.append([(slot.bits, cache.segments.slot(slot).tobytes()) for slot in read.slots[:3]])
+        cache.manager.release(read.lease_id)
+        cache.ssd.cut(token_path(NAMESPACE_4_BITS, HEAD), 0)  # so that it goes down again
+    assert [bits for bits, _ in seen[0]] == [16, 4, 4]
+    assert seen[1:] == seen[:1] * 4
+
+
+def test_block_with_fewer_bits_than_its_namespace_asks_for_is_a_miss(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache()
+    cache.write(HEAD)
+    cache.flush()
+    keys = block_keys(NAMESPACE, HEAD)
+    out = np.empty(NAMESPACE.block_bytes, np.uint8)
+    record = cache.disk.get(keys[2], out)
+    assert record is not None
+    cache.disk.delete(keys[2])
+    cache.disk.put(replace(record, bits=4), out)
+    cache.drop_dram()
+    assert cache.read(PROMPT) == 8
 
 
 def test_block_that_cannot_be_encoded_is_kept_exact(open_cache: Callable[..., Cache]) -> None:

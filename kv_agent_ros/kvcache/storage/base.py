@@ -43,6 +43,7 @@ class BlockRecord:
     length_bytes: int  # of the stored bytes
     checksum: bytes  # of the stored bytes
     codec: str = 'raw'  # name of the BlockCodec that wrote them
+    bits: int = 16  # fewest bits an element had on its way here; 16: as the engine wrote it
 
 
 class PutResult(Enum):

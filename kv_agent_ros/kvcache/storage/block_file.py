@@ -1,6 +1,6 @@
 """One block in one file: a header with everything the tree must know, then the bytes as they are.
 
-Format 2. A file is written whole under another name and renamed, so a reader finds it whole or not at all; nothing is
+Format 3. A file is written whole under another name and renamed, so a reader finds it whole or not at all; nothing is
 synced, so a loss of power may tear it, and then header or bytes fail their checksum.
 """
 
@@ -17,8 +17,10 @@ from kv_agent_ros.kvcache.storage.base import CHUNK_BYTES, BlockRecord, ByteArra
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # the device is full, which is no failure of it
 
-_MAGIC = b'KVBLOCK2'
-_HEAD = struct.Struct('<8s32s32s32s16sQIH')  # magic, key, parent, root, checksum, lengths of block, tokens, codec
+_MAGIC = b'KVBLOCK3'
+_HEAD = struct.Struct(
+    '<8s32s32s32s16sQBIH'
+)  # magic, key, parent, root, checksum, length, bits, lengths of tokens, codec
 _DIGEST_BYTES = 16
 _MAX_TOKEN_BYTES = 1 << 20
 _FIRST_READ_BYTES = 1024  # the whole header of blocks of up to some 200 tokens
@@ -90,6 +92,7 @@ def _pack(record: BlockRecord) -> bytes:
         record.root,
         record.checksum,
         record.length_bytes,
+        record.bits,
         len(record.tokens),
         len(codec),
     )
@@ -102,7 +105,7 @@ def _read_header(descriptor: int, key: bytes) -> tuple[BlockRecord, int] | None:
     first = os.pread(descriptor, _FIRST_READ_BYTES, 0)
     if len(first) < _HEAD.size:
         return None
-    magic, found, parent, root, digest, length, num_token_bytes, num_codec_bytes = _HEAD.unpack_from(first)
+    magic, found, parent, root, digest, length, bits, num_token_bytes, num_codec_bytes = _HEAD.unpack_from(first)
     if magic != _MAGIC or found != key or num_token_bytes > _MAX_TOKEN_BYTES:
         return None
     end = _HEAD.size + num_token_bytes + num_codec_bytes
@@ -115,7 +118,14 @@ def _read_header(descriptor: int, key: bytes) -> tuple[BlockRecord, int] | None:
         return None
     codec = first[_HEAD.size + num_token_bytes : end].decode()
     record = BlockRecord(
-        key=key, parent_key=parent, root=root, tokens=tokens, length_bytes=length, checksum=digest, codec=codec
+        key=key,
+        parent_key=parent,
+        root=root,
+        tokens=tokens,
+        length_bytes=length,
+        checksum=digest,
+        codec=codec,
+        bits=bits,
     )
     return record, end + _DIGEST_BYTES
 

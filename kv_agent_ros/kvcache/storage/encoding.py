@@ -27,18 +27,21 @@ def encoding(transfer: Transfer, codecs: CodecBook) -> ReadBlock:
 def decoded(codecs: CodecBook, record: BlockRecord, layout: BlockLayout, out: ByteArray) -> LoadedBlock:
     """Turn the stored bytes at the start of `out` into the block. Raises StoreError when they are none."""
     codec = codecs.named(record.codec)
+    bits = min(codec.bits, record.bits)
+    if bits < layout.bits:
+        raise StoreError(f'block: expected {layout.bits} bits, got {bits}')
     if codec.name == RawCodec.name:
         if record.length_bytes != len(out):
             raise StoreError(f'block: expected {len(out)} bytes, got {record.length_bytes}')
-        return LoadedBlock(checksum=record.checksum, bits=codec.bits, stored_bytes=record.length_bytes)
+        return LoadedBlock(checksum=record.checksum, bits=bits, stored_bytes=record.length_bytes)
     codec.decode(out[: record.length_bytes].copy(), layout, out)
-    return LoadedBlock(checksum=checksum(out), bits=codec.bits, stored_bytes=record.length_bytes)
+    return LoadedBlock(checksum=checksum(out), bits=bits, stored_bytes=record.length_bytes)
 
 
 def _encoded(
     codec: BlockCodec, layout: BlockLayout, record: BlockRecord, block: ByteArray
 ) -> tuple[BlockRecord, ByteArray]:
-    if codec.name == record.codec:
+    if codec.name == record.codec or record.bits < RawCodec.bits:  # written coarsely once, and never again
         return record, block
     try:
         stored = codec.encode(block, layout)
@@ -47,4 +50,5 @@ def _encoded(
         return record, block
     if checksum(block) != record.checksum:  # only now: a late writer may have changed it meanwhile
         return record, block  # which no store takes
-    return replace(record, length_bytes=len(stored), checksum=checksum(stored), codec=codec.name), stored
+    digest = checksum(stored)
+    return replace(record, length_bytes=len(stored), checksum=digest, codec=codec.name, bits=codec.bits), stored

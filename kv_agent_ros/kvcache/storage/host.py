@@ -129,7 +129,7 @@ class HostStore:
             offset_bytes=slot.offset_bytes,
             length_bytes=slot.length_bytes,
             checksum=record.checksum,
-            bits=slot.bits,
+            bits=record.bits,
         )
 
     def cancel(self, slot: BlockSlot) -> None:

@@ -16,7 +16,7 @@ from xxhash import xxh3_128_digest
 
 from kv_agent_ros.errors import ConfigError
 
-_FORMAT = b'kv_agent_ros/shared/2\n\0\0'
+_FORMAT = b'kv_agent_ros/shared/3\n\0\0'
 _ENTRY = struct.Struct('<24s?QQd')  # format, whether somebody is changing it, the fields of Books; then a checksum
 
 

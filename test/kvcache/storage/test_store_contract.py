@@ -66,9 +66,9 @@ def test_longer_buffer_is_filled_at_its_start_only(store: BlockStore) -> None:
     assert set(out[VALUE_BYTES:]) == {9}
 
 
-def test_codec_of_a_block_comes_back_with_it(store: BlockStore) -> None:
+def test_codec_and_bits_of_a_block_come_back_with_it(store: BlockStore) -> None:
     record, value = block(7, VALUE_BYTES)
-    coded = replace(record, codec='asymmetric-4')
+    coded = replace(record, codec='asymmetric-4', bits=4)
     store.put(coded, value)
     assert list(store.records()) == [coded]
     assert store.get(record.key, np.zeros(VALUE_BYTES, dtype=np.uint8)) == coded
