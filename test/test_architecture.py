@@ -41,7 +41,7 @@ ROS_MODULES = {'rclpy', 'action_msgs', 'builtin_interfaces', 'lifecycle_msgs', '
 TORCH_PLACES = re.compile(r'inference/(?:local\w*|hicache_\w+)\.py|kvcache/storage/device\.py|perception/\w+\.py')
 
 # Factories that keep an optional dependency optional: (file, function).
-LATE_IMPORTS: set[tuple[str, str]] = set()
+LATE_IMPORTS = {('kvcache/arithmetic.py', 'compiled_arithmetic')}
 
 # They name modules in a table: two handle signals before a slow import, one looks whether a module can be imported.
 STARTERS = {'start.py', 'cli.py', 'commands/doctor.py'}

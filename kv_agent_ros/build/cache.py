@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import logging
 from pathlib import Path
+from threading import Thread
 
 from kv_agent_ros.config import KVCacheConfig, expand
 from kv_agent_ros.errors import StoreError
+from kv_agent_ros.kvcache.arithmetic import warm_up
 from kv_agent_ros.kvcache.block import KVEvent, Tier
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy
 from kv_agent_ros.kvcache.dram_tier import DramTier
@@ -88,6 +90,7 @@ def open_lower_tiers(config: KVCacheConfig) -> tuple[BackingTier, ...]:
 
     Raises ConfigError when a folder holds foreign files, or the disk's belongs to another process.
     """
+    Thread(target=warm_up, name='kv-warm-up').start()  # else the first block that is coded would wait for a compiler
     remote = _open_remote(config) if config.remote_dir else ()
     return (*_open_disk(config, remote), *remote)
 

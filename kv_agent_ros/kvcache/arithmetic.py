@@ -5,21 +5,17 @@ Sums of levels are exact in float32, in any order, because levels are rounded; a
 
 from collections.abc import Callable
 from functools import cache
-import importlib
 from typing import Any, Protocol  # Any: numba's compiled functions carry no types
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_agent_ros.kvcache import arithmetic_loops as loops
 from kv_agent_ros.kvcache.packing import Codes, pack, packed_size, unpack
 from kv_agent_ros.kvcache.rotation import LEVEL_STEP, Floats, codebook, hadamard, rotation_width, thresholds
 
 LARGEST_HALF = np.float32(65504)
 
 Halves = npt.NDArray[np.float16]
-ABREAST = 16  # vectors that are turned together; the measured best for 64 to 128 channels
-PART_ELEMENTS = 1 << 15  # of float32 that wait to become float16; they stay in the processor's cache
 
 
 class Arithmetic(Protocol):
@@ -32,8 +28,12 @@ class Arithmetic(Protocol):
         """The packed codes of the levels nearest to vectors * inverse; `inverse` is (rows, tokens)."""
         ...
 
-    def turn(self, vectors: Floats) -> Floats:
-        """`rotation.hadamard` of the vectors."""
+    def turn(self, vectors: Floats, signs: Floats) -> Floats:
+        """`rotation.hadamard` of vectors * signs."""
+        ...
+
+    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
+        """(rows, tokens) of the table's entries for the codes, times `reference` (rows,)."""
         ...
 
     def look_up(
@@ -67,8 +67,12 @@ class NumpyArithmetic:
         scaled = vectors * inverse[..., None]
         return pack(np.searchsorted(thresholds(bits), scaled).astype(np.uint8), bits)
 
-    def turn(self, vectors: Floats) -> Floats:
-        return hadamard(vectors)
+    def turn(self, vectors: Floats, signs: Floats) -> Floats:
+        return hadamard(vectors * signs)
+
+    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
+        found: Floats = table[unpack(packed, bits, tokens)] * reference[:, None]
+        return found
 
     def look_up(
         self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
@@ -95,31 +99,30 @@ class NumpyArithmetic:
 
 
 class CompiledArithmetic:
-    """`arithmetic_loops`, compiled: the first call ever costs seconds, later processes read numba's cache.
+    """`compiled_loops`: the first call ever costs seconds, later processes read numba's cache.
 
     Vectors whose runs for the transform are too short for a byte of codes are rotated by numpy.
     """
 
-    def __init__(self, numba: Any) -> None:
-        compiler = _compiler(numba)
-        self._choose = compiler(loops.choose)
-        self._turn = compiler(loops.turn)
-        self._look_up = compiler(loops.look_up)
-        self._scale = compiler(loops.scale)
-        self._halve = compiler(loops.halve)
-        self._widen = compiler(loops.widen)
+    def __init__(self, loops: Any) -> None:
+        self._loops = loops
         self._numpy = NumpyArithmetic()
 
     def choose(self, vectors: Floats, inverse: Floats, bits: int) -> Codes:
         packed = np.empty((*vectors.shape[:2], packed_size(vectors.shape[2], bits)), np.uint8)
-        grid = _grid(bits)
-        self._choose(_flat(vectors), inverse.reshape(-1), grid, np.float32(RESOLUTION), bits, _flat(packed))
+        resolution = np.float32(RESOLUTION)
+        self._loops.choose(_flat(vectors), inverse.reshape(-1), _code_at(bits), resolution, bits, _flat(packed))
         return packed
 
-    def turn(self, vectors: Floats) -> Floats:
+    def turn(self, vectors: Floats, signs: Floats) -> Floats:
         turned = np.empty_like(vectors)
-        self._turn(_flat(vectors), rotation_width(vectors.shape[-1]), ABREAST, _flat(turned))
+        self._loops.turn(_flat(vectors), signs, rotation_width(vectors.shape[-1]), _flat(turned))
         return turned
+
+    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
+        found = np.empty((len(packed), tokens), np.float32)
+        self._loops.gain(packed, table, reference, bits, found)
+        return found
 
     def look_up(
         self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
@@ -128,67 +131,82 @@ class CompiledArithmetic:
         if width < 8 // bits:
             self._numpy.look_up(packed, bits, gain, signs, centre, out)
             return
-        levels = _turned_levels(bits)
-
-        def write(rows: slice, part: Floats) -> None:
-            target = _flat(part)
-            codes, norms = _flat(packed[rows]), gain[rows].reshape(-1)
-            self._look_up(codes, levels, width, ABREAST, norms, signs, centre[rows], target, target.view(levels.dtype))
-
-        self._write(out, write)
+        codes, levels, norms = _flat(packed), _turned_levels(bits), gain.reshape(-1)
+        self._write(out, lambda to: self._loops.look_up(codes, levels, width, norms, signs, centre, _flat(to)))
 
     def scale(
         self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
     ) -> None:
-        codes = _wide_codes(bits)
-        self._write(out, lambda rows, part: self._scale(packed[rows], codes, low[rows], step[rows], *groups, part))
+        self._write(out, lambda to: self._loops.scale(packed, _wide_codes(bits), low, step, *groups, to))
 
     def halve(self, values: Floats, out: Halves) -> None:
-        self._halve(values.reshape(-1), out.reshape(-1).view(np.uint16))
+        if self._loops.CAN_HALVE:
+            self._loops.halve(values.reshape(-1), out.reshape(-1).view(np.uint16))
+        else:
+            self._numpy.halve(values, out)
 
     def widen(self, halves: Halves) -> Floats:
+        if not self._loops.CAN_HALVE:
+            return self._numpy.widen(halves)
         values = np.empty(halves.shape, np.float32)
-        self._widen(halves.reshape(-1).view(np.uint16), _every_half(), values.reshape(-1))
+        self._loops.widen(halves.reshape(-1).view(np.uint16), values.reshape(-1))
         return values
 
-    def _write(self, out: Floats | Halves, write: Callable[[slice, Floats], None]) -> None:
-        """Some rows after the others, through float32 where `out` is not."""
+    def _write(self, out: Floats | Halves, write: Callable[[npt.NDArray[Any]], None]) -> None:
+        """Straight into `out`, the bits of float16 as integers, where the processor knows float16."""
         if out.dtype == np.float32:
-            write(slice(None), out.view(np.float32))
-            return
-        step = max(1, PART_ELEMENTS // max(1, out[0].size))
-        values = np.empty((step, *out.shape[1:]), np.float32)
-        for first in range(0, len(out), step):
-            rows = slice(first, min(first + step, len(out)))
-            part = values[: rows.stop - first]
-            write(rows, part)
-            self.halve(part, out[rows].view(np.float16))
+            write(out)
+        elif self._loops.CAN_HALVE:
+            write(out.view(np.uint16))
+        else:
+            values = np.empty(out.shape, np.float32)
+            write(values)
+            self._numpy.halve(values, out.view(np.float16))
+
+
+def compiled_arithmetic() -> CompiledArithmetic:
+    """Raises ImportError where numba is not installed."""
+    from kv_agent_ros.kvcache import compiled_loops  # noqa: PLC0415 (it needs numba)
+
+    return CompiledArithmetic(compiled_loops)
 
 
 @cache
 def best_arithmetic() -> Arithmetic:
     """The fastest that this machine has."""
     try:
-        return CompiledArithmetic(importlib.import_module('numba'))
+        return compiled_arithmetic()
     except ImportError:
         return NumpyArithmetic()
 
 
-def _compiler(numba: Any) -> Callable[[Any], Any]:
-    def compiled(loop: Any) -> Any:
-        try:
-            return numba.njit(cache=True, nogil=True, error_model='numpy')(loop)
-        except RuntimeError:  # no folder for numba's cache can be written
-            return numba.njit(nogil=True, error_model='numpy')(loop)
+@cache
+def warm_up() -> None:
+    """Compile, or read from numba's cache, all that float32 and float16 blocks need; once a process.
 
-    return compiled
+    Without it the first block of a process waits for seconds; a second thread may call it meanwhile.
+    """
+    arithmetic, vectors = best_arithmetic(), np.ones((1, 1, 8), np.float32)
+    signs = vectors[0, 0]
+    gain = arithmetic.gain(np.zeros((1, 1), np.uint8), 8, signs, signs[:1], 1)
+    arithmetic.turn(vectors, signs)
+    halves = np.zeros(vectors.shape, np.float16)
+    arithmetic.widen(halves)
+    arithmetic.halve(vectors, halves)
+    for bits in (2, 4, 8):
+        packed = np.zeros((1, 1, packed_size(8, bits)), np.uint8)
+        for out in (vectors, halves):
+            arithmetic.scale(packed, bits, vectors, vectors, (1, 1), out)
+            if bits < 8:
+                arithmetic.choose(vectors, gain, bits)
+                arithmetic.look_up(packed, bits, gain, signs, vectors[0], out)
 
 
 RESOLUTION = 2 / LEVEL_STEP  # places of a unit: edges are means of two levels
 
 
 @cache
-def _grid(bits: int) -> Codes:
+def _code_at(bits: int) -> Codes:
     """The code of every place from beyond the lowest edge to beyond the highest one; 0 is in the middle."""
     edges = np.rint(thresholds(bits) * RESOLUTION).astype(np.int64)
     highest = int(edges[-1]) + 1
@@ -205,11 +223,6 @@ def _turned_levels(bits: int) -> npt.NDArray[np.generic]:
 def _wide_codes(bits: int) -> npt.NDArray[np.generic]:
     """(256,) a byte's codes as float32, read as one wide number."""
     return _wide(_every_byte(bits).astype(np.float32))
-
-
-@cache
-def _every_half() -> Floats:
-    return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def _every_byte(bits: int) -> Codes:

@@ -97,7 +97,7 @@ class QuantizedCodec:
 
     def encode(self, block: ByteArray, layout: BlockLayout) -> ByteArray:
         _require_size(block, layout)
-        keys, values = block.view(layout.dtype).reshape(2, *_rows(layout)).astype(np.float32, copy=False)
+        keys, values = block.view(layout.dtype).reshape(2, *_rows(layout))
         return joined(self.keys.encode(keys), self.values.encode(values))
 
     def decode(self, stored: ByteArray, layout: BlockLayout, out: ByteArray) -> None:

@@ -13,14 +13,16 @@ import math
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kv_agent_ros.errors import StoreError
 from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, best_arithmetic
-from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, unpack, wide_above
+from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
 Shape = tuple[int, int, int]  # (rows, tokens, channels)
+Vectors = npt.NDArray[np.floating]
 
 LARGEST = 1e15  # the squares of larger numbers, summed, leave the range of float32
 SMALLEST = 1e-30  # steps and norms below count as none: their inverses leave it too
@@ -34,12 +36,12 @@ class Quantizer(Protocol):
         """What `encode` returns for this shape, every scale included."""
         ...
 
-    def encode(self, vectors: Floats) -> ByteArray:
-        """Raises StoreError for NaN, infinities and numbers beyond 1e15."""
+    def encode(self, vectors: Vectors) -> ByteArray:
+        """Of any float dtype. Raises StoreError for NaN, infinities and numbers beyond 1e15."""
         ...
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        """Fill `out`, C-contiguous, float32 or float16. Raises StoreError when `stored` is not as long as its shape asks."""
+        """Fill `out`, C-contiguous, float32 or float16. Raises StoreError when `stored` has the wrong length."""
         ...
 
 
@@ -67,8 +69,8 @@ class PlainQuantizer:
     def num_bytes(self, shape: Shape) -> int:
         return sum(self._sizes(shape))
 
-    def encode(self, vectors: Floats) -> ByteArray:
-        require_finite(vectors)
+    def encode(self, vectors: Vectors) -> ByteArray:
+        vectors = _finite(vectors, self.arithmetic())
         axis = self.axis.value
         starts = np.arange(0, vectors.shape[axis], self.group)
         low, high = np.minimum.reduceat(vectors, starts, axis), np.maximum.reduceat(vectors, starts, axis)
@@ -122,10 +124,10 @@ class RotatedQuantizer:
     def num_bytes(self, shape: Shape) -> int:
         return sum(self._sizes(shape))
 
-    def encode(self, vectors: Floats) -> ByteArray:
-        require_finite(vectors)
+    def encode(self, vectors: Vectors) -> ByteArray:
+        vectors = _finite(vectors, self.arithmetic())
         channels = vectors.shape[2]
-        turned = self.arithmetic().turn(vectors * signs(channels))
+        turned = self.arithmetic().turn(vectors, signs(channels))
         norms = np.sqrt(np.einsum('rtc,rtc->rt', turned, turned) / np.float32(channels)) * _unit(channels)
         reference = wide_above(norms.max(1))
         norm_codes = _norm_codes(norms, reference, self.norm_bits)
@@ -140,10 +142,10 @@ class RotatedQuantizer:
         """As `decode`, with `centre` (rows, channels) added to every token."""
         rows, tokens, channels = out.shape
         reference, packed_norms, packed = split(stored, self._sizes((rows, tokens, channels)))
-        norm_codes = unpack(packed_norms.reshape(rows, -1), self.norm_bits, tokens)
-        gain = _norms(norm_codes, reference.view(np.uint16), self.norm_bits) * _unit(channels)
-        codes = packed.reshape(rows, tokens, -1)
-        self.arithmetic().look_up(codes, self.bits, gain, signs(channels), centre, out)
+        table, arithmetic = _unit_norm_table(self.norm_bits, channels), self.arithmetic()
+        largest = narrow(reference.view(np.uint16))
+        gain = arithmetic.gain(packed_norms.reshape(rows, -1), self.norm_bits, table, largest, tokens)
+        arithmetic.look_up(packed.reshape(rows, tokens, -1), self.bits, gain, signs(channels), centre, out)
 
     def _sizes(self, shape: Shape) -> list[int]:
         rows, tokens, channels = shape
@@ -163,8 +165,8 @@ class CentredQuantizer:
     def num_bytes(self, shape: Shape) -> int:
         return sum(self._sizes(shape))
 
-    def encode(self, vectors: Floats) -> ByteArray:
-        require_finite(vectors)
+    def encode(self, vectors: Vectors) -> ByteArray:
+        vectors = _finite(vectors, self.rest.arithmetic())
         mean = self.mean.encode(vectors.mean(1)[None])
         return joined(mean, self.rest.encode(vectors - self._centre(mean, _shape(vectors))[:, None]))
 
@@ -182,11 +184,14 @@ class CentredQuantizer:
         return [self.mean.num_bytes((1, rows, channels)), self.rest.num_bytes(shape)]
 
 
-def require_finite(vectors: Floats) -> None:
-    """Raises StoreError for NaN, infinities and numbers beyond 1e15: no scale can hold them."""
-    largest = max(abs(float(vectors.min(initial=0.0))), abs(float(vectors.max(initial=0.0))))
+def _finite(vectors: Vectors, arithmetic: Arithmetic) -> Floats:
+    """As float32. Raises StoreError for NaN, infinities and numbers beyond 1e15: no scale can hold them."""
+    is_half = vectors.dtype == np.float16 and vectors.flags.c_contiguous and vectors.flags.aligned
+    floats = arithmetic.widen(vectors.view(np.float16)) if is_half else vectors.astype(np.float32, copy=False)
+    largest = max(abs(float(floats.min(initial=0.0))), abs(float(floats.max(initial=0.0))))
     if not largest <= LARGEST:
         raise StoreError(f'quantisation: expected finite numbers up to {LARGEST:g}, got {largest}')
+    return floats
 
 
 def _shape(vectors: Floats | Halves) -> Shape:
@@ -220,6 +225,12 @@ def _norm_table(bits: int) -> Floats:
     """(2**bits,) norms as shares of the largest; code 0 is no vector at all."""
     top = (1 << bits) - 1
     return np.array([0.0, *(2.0 ** ((code - top) / STEPS_PER_OCTAVE[bits]) for code in range(1, top + 1))], np.float32)
+
+
+@cache
+def _unit_norm_table(bits: int, channels: int) -> Floats:
+    """The same, with what makes the transform a rotation."""
+    return _norm_table(bits) * _unit(channels)
 
 
 def _norm_codes(norms: Floats, reference: Wide, bits: int) -> Codes:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from kv_agent_ros.errors import BadRequestError, StoreError
+from kv_agent_ros.kvcache.arithmetic import NumpyArithmetic
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.codec import CODECS, BlockCodec, QuantizedCodec, codec_named
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy, codec_for
+from kv_agent_ros.kvcache.quantization import RotatedQuantizer
 from kv_agent_ros.kvcache.storage.base import checksum
 
 LAYOUT = BlockLayout(shape=(2, 2, 3, 16, 64), dtype='float32', bits=4)
@@ -93,6 +95,32 @@ def test_a_float16_block_at_the_end_of_its_range_stays_finite(codec: QuantizedCo
     found = round_trip(codec, layout, raw.reshape(-1).view(np.uint8)).view(np.float16)
 
     assert np.isfinite(found).all()
+
+
+class CountingArithmetic(NumpyArithmetic):
+    """Numpy's, that notes whether it was asked."""
+
+    def __init__(self) -> None:
+        self.num_outs = {'float32': 0, 'float16': 0}
+
+    def look_up(self, packed, bits, gain, signs, centre, out) -> None:
+        self.num_outs[out.dtype.name] += 1
+        super().look_up(packed, bits, gain, signs, centre, out)
+
+
+def test_a_float16_block_is_decoded_by_the_arithmetic_its_quantizers_were_given():
+    arithmetic = CountingArithmetic()
+    quantizer = RotatedQuantizer(bits=4, norm_bits=8, arithmetic=lambda: arithmetic)
+    codec = QuantizedCodec(name='test-4', bits=4, keys=quantizer, values=quantizer)
+    layout = replace(LAYOUT, dtype='float16')
+    raw = block(layout)
+
+    found = round_trip(codec, layout, raw)
+
+    assert arithmetic.num_outs == {'float32': 0, 'float16': 2}
+    by_default = RotatedQuantizer(bits=4, norm_bits=8)
+    same = QuantizedCodec(name='test-4', bits=4, keys=by_default, values=by_default)
+    assert found.tobytes() == round_trip(same, layout, raw).tobytes()
 
 
 def test_two_bits_keep_more_than_seven_times_as_many_blocks_of_sixteen_tokens():

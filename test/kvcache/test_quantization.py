@@ -1,7 +1,8 @@
 """Fewer bits: what comes back, how far off it is, what it costs, and what is refused."""
 
 from collections.abc import Callable
-import importlib
+import subprocess
+import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import CompiledArithmetic, NumpyArithmetic, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import NumpyArithmetic, best_arithmetic, compiled_arithmetic
 from kv_agent_ros.kvcache.quantization import Axis, CentredQuantizer, PlainQuantizer, Quantizer, RotatedQuantizer
 from kv_agent_ros.kvcache.rotation import codebook, hadamard, signs, thresholds
 
@@ -202,7 +203,7 @@ def test_the_transform_is_a_rotation_that_undoes_itself(channels: int):
 @pytest.mark.parametrize('place', range(len(QUANTIZERS)))
 def test_compiled_and_plain_numpy_agree_to_the_last_bit(place: int, shape: tuple[int, int, int]):
     pytest.importorskip('numba')
-    compiled = CompiledArithmetic(importlib.import_module('numba'))
+    compiled = compiled_arithmetic()
     fast, slow = (all_quantizers(lambda a=a: a)[place] for a in (compiled, NumpyArithmetic()))
     vectors = gaussian(*shape, seed=place)
 
@@ -216,14 +217,38 @@ def test_compiled_and_plain_numpy_agree_to_the_last_bit(place: int, shape: tuple
 
 
 def test_halving_agrees_with_numpy_for_every_float16_and_between_them():
-    numba = pytest.importorskip('numba')
+    pytest.importorskip('numba')
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between = [(halves[:-1] + halves[1:]) / 2, np.nextafter(halves, np.float32(np.inf)), np.float32([7e4, 1e30, 1e-9])]
     values = np.concatenate([halves, *between])
     values = np.concatenate([values, -values])
     outs = [np.empty(values.shape, np.float16) for _ in range(2)]
 
-    CompiledArithmetic(numba).halve(values, outs[0])
+    compiled_arithmetic().halve(values, outs[0])
     NumpyArithmetic().halve(values, outs[1])
 
     assert outs[0].tobytes() == outs[1].tobytes()
+
+
+def test_widening_agrees_with_numpy_for_every_float16():
+    pytest.importorskip('numba')
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16)
+    halves = np.concatenate([halves, -halves])
+
+    assert compiled_arithmetic().widen(halves).tobytes() == NumpyArithmetic().widen(halves).tobytes()
+
+
+def test_a_process_that_cannot_write_the_compiler_cache_compiles_without_it():
+    """A read-only install: neither the package's folder nor a cache folder of the user can be written."""
+    pytest.importorskip('numba')
+    code = (
+        'import numba.core.caching as caching\n'
+        'caching.CacheImpl._locator_classes = []\n'
+        'from kv_agent_ros.kvcache.arithmetic import warm_up, best_arithmetic\n'
+        'warm_up()\n'
+        'print(type(best_arithmetic()).__name__)'
+    )
+
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=300, check=False)
+
+    assert (done.returncode, done.stdout.strip()) == (0, 'CompiledArithmetic'), done.stderr
