@@ -15,8 +15,9 @@ from kv_agent_ros.kvcache.codec_policy import CodecPolicy
 from kv_agent_ros.kvcache.rotation import Floats
 
 WIDTHS = (2, 4, 8, 16)
-# Of the worst layer: one broken layer breaks the model. SmolLM2-135M has 0.005 at 4 bits and 0.08 at 2.
-MAX_ERROR = 0.02
+# Of the worst layer: one broken layer breaks the model. Between what SmolLM2-135M shows over documents and planning
+# sessions of 768 and 1024 tokens: 0.007 to 0.024 at 4 bits, 0.09 to 0.37 at 2, 0.0001 at 8.
+MAX_ERROR = 0.04
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
