@@ -10,7 +10,7 @@ from kv_agent_ros.kvcache.block import BlockLayout, BlockSlot, Tier, TierUsage
 from kv_agent_ros.kvcache.eviction import EvictionPolicy, UseObserver
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
-from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, checksum
 from kv_agent_ros.kvcache.storage.host import HostStore, aligned_bytes
 
 
@@ -88,6 +88,11 @@ class DramTier:
     def read(self, key: bytes) -> tuple[BlockRecord, ByteArray]:
         """A locked block and its bytes in place."""
         return self._store.record(key), self._store.view(self._store.slot(key))
+
+    def is_intact(self, key: bytes) -> bool:
+        """Whether a locked block has its checksum."""
+        record, value = self.read(key)
+        return checksum(value) == record.checksum
 
     def view(self, slot: BlockSlot) -> ByteArray:
         """The bytes of a reserved slot, writable."""

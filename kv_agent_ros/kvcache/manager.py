@@ -33,12 +33,11 @@ from kv_agent_ros.kvcache.path import TokenPath, token_path
 from kv_agent_ros.kvcache.prefetch import Prefetcher
 from kv_agent_ros.kvcache.promotion import HeldPrefix, Promoter
 from kv_agent_ros.kvcache.session_index import SessionIndex
-from kv_agent_ros.kvcache.storage.base import checksum
 from kv_agent_ros.kvcache.storage.tiered import BackingTier
 from kv_agent_ros.kvcache.write_policy import WHEN_FULL, Watermarks
 
 _CHECKSUM_BYTES = 16
-_SWEEP_S = 10.0  # that clear() waits for one tier; then it goes on behind
+_SWEEP_S = 10.0  # that one tier has to delete what was forgotten; then it goes on behind
 
 
 class KVCacheManager:
@@ -163,15 +162,14 @@ class KVCacheManager:
                 self._end_lease(lease_id)
                 return
             accused = lease.lock.keys[num_good_blocks:][:1] if num_good_blocks >= 0 else ()
-            blocks = [self._dram.read(key) for key in accused]
-        is_bad = any(checksum(value) != record.checksum for record, value in blocks)
-        for tier in self._backing if is_bad else ():
-            tier.cut(lease.path, num_good_blocks)
-        with self._books.owned():
-            if is_bad:
+            if not all(self._dram.is_intact(key) for key in accused):
                 self._num_discarded += 1
                 self._dram.cut(lease.path, num_good_blocks)
+                for tier in self._backing:
+                    tier.cut(lease.path, num_good_blocks)
             self._books.end_lease(lease)
+        for tier in self._backing:
+            tier.sweep(_SWEEP_S)
 
     def prefetch(
         self,

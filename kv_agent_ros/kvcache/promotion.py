@@ -129,3 +129,4 @@ class Promoter:
         num_read = len(load.checksums)
         if num_read < len(load.slots) and not tier.has(load.slots[num_read].block_key):
             tier.cut(path, num_held + num_read)
+            tier.sweep(0.0)

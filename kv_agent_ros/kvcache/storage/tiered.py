@@ -80,7 +80,7 @@ class BackingTier:
         self._worker = Worker(name=f'kv-{tier.value}', work=self._transfer, max_queued=options.max_queued_transfers)
         self._sweeper = Worker(name=f'kv-{tier.value}-sweep', work=self._sweep_behind, max_queued=1)
         self._epoch = self._swept_epoch = 0  # clear() begins one, sweep() catches up
-        self._forgotten: list[bytes] = []  # by clear(), not yet deleted
+        self._forgotten: set[bytes] = set()  # not in the tree any more, not yet deleted
         self._changes: list[TierChange] = []
         self._num_hits = self._num_evictions = self._num_errors = 0
         self._read_bytes = self._written_bytes = 0
@@ -131,9 +131,8 @@ class BackingTier:
         """End a lock; idempotent."""
         with self._lock:
             self._locks.discard(lock)
-            gone = self._tree.unlock(lock)
-            self._note_removed(gone)
-        self._delete(gone)
+            self._forget(self._tree.unlock(lock))
+        self.sweep(0.0)
 
     def load(self, key: bytes, layout: BlockLayout, out: ByteArray) -> LoadedBlock | None:
         """Fill `out` with a locked block, verified and decoded.
@@ -158,15 +157,14 @@ class BackingTier:
         return loaded
 
     def cut(self, path: TokenPath, num_kept: int) -> None:
-        """Forget block number `num_kept` of this path and everything after it."""
+        """Forget block number `num_kept` of this path and everything after it; sweep() frees what they occupy."""
         with self._lock:
-            gone = self._tree.cut(path, num_kept)
-            self._note_removed(gone)
-        self._delete(gone)
+            self._forget(self._tree.cut(path, num_kept))
 
     def has(self, key: bytes) -> bool:
         """Whether the bytes of this block are here."""
-        return self._store.size_bytes(key) > 0
+        with self._lock:
+            return key not in self._forgotten and self._store.size_bytes(key) > 0
 
     def sizes(self, keys: tuple[bytes, ...]) -> list[int]:
         """What each of these blocks occupies."""
@@ -200,7 +198,7 @@ class BackingTier:
         with self._lock:
             self._epoch += 1
             self._changes = []
-            self._forgotten += self._tree.clear()
+            self._forgotten.update(self._tree.clear())
         return tuple(transfer for transfer, _ in self._worker.drop())
 
     def sweep(self, timeout_s: float) -> bool:
@@ -208,9 +206,9 @@ class BackingTier:
 
         Until it has ended nothing is written here and nothing of others found.
         """
-        if self._swept_epoch != self._epoch and self._sweeper.submit(self._epoch):
+        if not self._is_swept and self._sweeper.submit(self._epoch):
             self._sweeper.flush(timeout_s)
-        return self._swept_epoch == self._epoch
+        return self._is_swept
 
     def usage(self) -> TierUsage:
         """The books; errors count lost workers and refused transfers too."""
@@ -256,6 +254,10 @@ class BackingTier:
         with self._lock:
             self._tree.check_integrity()
 
+    @property
+    def _is_swept(self) -> bool:
+        return not self._forgotten and self._swept_epoch == self._epoch
+
     def _sweep_behind(self, _: int) -> None:
         with self._writing:
             self._sweep()
@@ -263,11 +265,12 @@ class BackingTier:
     def _sweep(self) -> bool:
         """Whether all is deleted that was forgotten; called by whoever writes."""
         with self._lock:
-            epoch, gone = self._epoch, self._forgotten
-            self._forgotten = []
+            epoch, gone = self._epoch, tuple(self._forgotten)
+        self._delete(gone)
+        with self._lock:
+            self._forgotten.difference_update(gone)
         if self._swept_epoch == epoch:
             return True
-        self._delete(gone)
         if self.is_shared:  # others have put blocks there that are not known here
             self._delete([record.key for record in self._store.records()])
             if self.is_degraded:
@@ -318,6 +321,7 @@ class BackingTier:
         end = result.num_present
         with self._lock:
             num_shown = self._show(path.head(end)) if epoch == self._epoch else 0
+            self._forgotten.difference_update(keys[held.num_blocks : num_shown])  # cut meanwhile, and put again
             self._locks.discard(held)
             gone = self._tree.unlock(held)
             self._note_removed(gone)
@@ -361,6 +365,10 @@ class BackingTier:
         if record is None:
             raise StoreError(f'{self.tier.value} tier: block {key.hex()[:12]} cannot be read')
         return record, buffer[: record.length_bytes]
+
+    def _forget(self, keys: Sequence[bytes]) -> None:
+        self._note_removed(keys)
+        self._forgotten.update(keys)
 
     def _note_removed(self, keys: Sequence[bytes]) -> None:
         if keys:

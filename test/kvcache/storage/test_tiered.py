@@ -21,7 +21,7 @@ LAYOUT = BlockLayout(shape=(2, 1, 1, 4, 8), dtype='uint8')
 
 
 class GatedStore:
-    """A BlockStore in memory whose puts wait for the test, or fail when the test says so."""
+    """A BlockStore in memory whose puts and deletes wait for the test, or fail when the test says so."""
 
     def __init__(self, num_blocks: int) -> None:
         self.inner = HostStore(SharedArena.create(num_blocks * 64))
@@ -38,6 +38,8 @@ class GatedStore:
         return self.inner.get(key, out)
 
     def delete(self, key: bytes) -> None:
+        self.entered.set()
+        assert self.gate.wait(30.0)
         self.inner.delete(key)
 
     def size_bytes(self, key: bytes) -> int:
@@ -175,6 +177,32 @@ def test_clear_drops_what_waits_and_what_is_being_written(
     store.gate.set()
     assert tier.flush(10.0)
     assert (tier.usage().num_blocks, tier.usage().used_bytes) == (0, 0)
+
+
+def test_block_that_is_written_again_while_it_is_being_deleted_is_there_afterwards(
+    make: Callable[[int], BackingTier], store: GatedStore
+) -> None:
+    tier, giver = make(8), Giver()
+    store.gate.set()
+    transfer = giver.transfer(1)
+    tier.submit(transfer)
+    assert tier.flush(10.0)
+    store.gate.clear()
+    store.entered.clear()
+    forgetter = threading.Thread(target=forget, args=(tier, transfer.path))
+    forgetter.start()
+    assert store.entered.wait(10.0)
+    tier.submit(giver.transfer(1))
+    tier.flush(0.2)
+    store.gate.set()
+    forgetter.join(10.0)
+    assert tier.flush(10.0)
+    assert (tier.match(transfer.path), tier.has(transfer.keys[0])) == (1, True)
+
+
+def forget(tier: BackingTier, path: TokenPath) -> None:
+    tier.cut(path, 0)
+    tier.sweep(10.0)
 
 
 def test_close_writes_what_is_queued(store: GatedStore) -> None:
