@@ -32,12 +32,14 @@ class Load:
     num_turns: int
     new_tokens: int  # of an answer
     head_sentences: int
+    kind: str = 'Rule'  # other kinds share no head
 
     @property
     def head(self) -> Message:
         """What all robots' prompts begin with; a sentence has about 13 tokens."""
         rules = [
-            f'Rule {n}: things of the {PLACES[n % 7]} go to shelf {n * 37 % 101}.' for n in range(self.head_sentences)
+            f'{self.kind} {n}: things of the {PLACES[n % 7]} go to shelf {n * 37 % 101}.'
+            for n in range(self.head_sentences)
         ]
         return Message(role=Role.SYSTEM, content=' '.join(rules))
 

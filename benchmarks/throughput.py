@@ -58,7 +58,7 @@ BLOCK_TOKENS = 16
 DRAM_BYTES = 512 << 20
 TIMEOUT_S = 900.0
 UNCHUNKED = 1 << 20
-WARM_UP = Load(num_robots=2, num_turns=1, new_tokens=2, head_sentences=2)
+WARM_UP = Load(num_robots=2, num_turns=1, new_tokens=2, head_sentences=2, kind='Warm-up')
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def row(
     name: str, ours: float, peer: float, peer_name: str, limit: float = 0.0, unit: str = 'fraction', n: int = 1
 ) -> Row:
     """Of a number that is better when it is larger."""
-    ratio = ours / peer if peer else float('inf')
+    ratio = ours / max(peer, 1e-9)
     return Row(name=name, ours=ours, peer=peer, peer_name=peer_name, limit=limit, ratio=ratio, unit=unit, n=n)
 
 

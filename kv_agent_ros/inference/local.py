@@ -4,8 +4,10 @@ Serves several robots at a time, the highest priority first. Here is the caller'
 text as it comes, the books. Knows the cache only through PrefixCache and shared-memory segments.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 import time
 
 from kv_agent_ros.deadline import Deadline
@@ -25,11 +27,20 @@ from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching, Loca
 from kv_agent_ros.inference.local_model import LocalModel
 from kv_agent_ros.inference.local_reuse import KVReuse, ReuseStats
 from kv_agent_ros.inference.local_run import LocalRun
-from kv_agent_ros.inference.sampling import sampler_of
+from kv_agent_ros.inference.sampling import PromptedSampler, Sampler, sampler_of
 from kv_agent_ros.inference.text_stream import TextStream
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace, TokenArray
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """How likely a continuation is after a prompt, by the model's own account."""
+
+    continuation: str
+    num_tokens: int
+    log_probability: float  # summed over the tokens, in nats
 
 
 class LocalBackend:
@@ -57,7 +68,7 @@ class LocalBackend:
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
         """See InferenceBackend. `cached_tokens` are the tokens whose verified KV came out of the cache."""
-        run = self._run(request, deadline)
+        run = self._run(request, sampler_of(request.temperature, request.seed), deadline)
         stream = TextStream(self._model.tokenizer, on_text)
         self._engine.submit(run)
         try:
@@ -70,6 +81,27 @@ class LocalBackend:
             self._books.enter_failure()
             raise
         return self._books.enter(generation, prefill_s=run.prefill_s, load_s=run.load_s)
+
+    def score(self, request: GenerationRequest, continuations: Sequence[str], deadline: Deadline) -> tuple[Score, ...]:
+        """How likely the model would answer the request with each continuation; they share one batch and its prefix.
+
+        Only the request's session, messages and priority count. Raises BadRequestError for an empty continuation,
+        CanceledError or DeadlineError when it ends too early.
+        """
+        answers = [self._model.tokenizer.encode(text, add_special_tokens=False).ids for text in continuations]
+        samplers = [PromptedSampler(tokens) for tokens in answers]
+        asked = [replace(request, max_new_tokens=len(tokens), json_schema='') for tokens in answers]
+        runs = [self._run(ask, sampler, deadline) for ask, sampler in zip(asked, samplers, strict=True)]
+        with ExitStack() as submitted:
+            for run in runs:
+                self._engine.submit(run)
+                submitted.callback(run.pipe.abandon)
+            for run in runs:
+                deque(run.pipe.tokens(), maxlen=0)
+        return tuple(
+            Score(continuation=text, num_tokens=len(tokens), log_probability=sampler.log_probability)
+            for text, tokens, sampler in zip(continuations, answers, samplers, strict=True)
+        )
 
     def stats(self) -> EngineStats:
         """The books."""
@@ -84,13 +116,13 @@ class LocalBackend:
         """Refuse further requests; those in progress end by themselves. Idempotent."""
         self._engine.close()
 
-    def _run(self, request: GenerationRequest, deadline: Deadline) -> LocalRun:
+    def _run(self, request: GenerationRequest, sampler: Sampler, deadline: Deadline) -> LocalRun:
         asked_at_s = self._clock()
         return LocalRun(
             model=self._model,
             reuse=self._reuse,
             request=request,
-            sampler=sampler_of(request.temperature, request.seed),
+            sampler=sampler,
             constraint=self._model.grammars.constraint(request.json_schema),
             prompt=self._prompt(request),
             pipe=AnswerPipe(deadline),

@@ -127,19 +127,6 @@ class Llama:
         The weights are read once for all; each sequence attends over its own buffer.
         """
         spans = self._spans(parts)
-        hidden = self._final_hidden(parts, spans, on_queries)
-        last = hidden[[span.rows.stop - 1 for span in spans]]
-        return _linear(self._norm(last, self._weights.norm), self._weights.head).contiguous().numpy()
-
-    @torch.inference_mode()
-    def log_probabilities(self, part: Part) -> npt.NDArray[np.float32]:
-        """Of each token of the part but the first, given those before it; shape (num_tokens - 1,)."""
-        hidden = self._final_hidden([part], self._spans([part]), ignore_queries)[:-1]
-        logits = _linear(self._norm(hidden, self._weights.norm), self._weights.head)
-        said = torch.from_numpy(part.tokens[1:]).long()[:, None]
-        return logits.log_softmax(dim=-1).gather(1, said)[:, 0].numpy()
-
-    def _final_hidden(self, parts: Sequence[Part], spans: Sequence[_Span], on_queries: QueryListener) -> Tensor:
         tokens = torch.from_numpy(np.concatenate([part.tokens for part in parts]))
         positions = torch.cat([span.positions for span in spans])
         rotation = (self._cos[positions], self._sin[positions])
@@ -150,7 +137,8 @@ class Llama:
             mixed = [self._attention(index, span, rotated[:, span.rows], values[:, span.rows]) for span in spans]
             hidden += _linear(torch.cat(mixed) if len(mixed) > 1 else mixed[0], layer.output)
             hidden += self._mlp(layer, self._norm(hidden, layer.mlp_norm))
-        return hidden
+        last = hidden[[span.rows.stop - 1 for span in spans]]
+        return _linear(self._norm(last, self._weights.norm), self._weights.head).contiguous().numpy()
 
     def _spans(self, parts: Sequence[Part]) -> list[_Span]:
         spans = []

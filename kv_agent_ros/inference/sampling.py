@@ -1,5 +1,6 @@
 """Picks the next token from logits: the likeliest at temperature 0, a seeded draw above it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,20 @@ class TemperatureSampler:
         # Gumbel-max (Gumbel 1954): the largest perturbed logit is a softmax draw, without normalising anything.
         noise = self._random.gumbel(size=logits.shape)
         return int(np.argmax(logits.astype(np.float64) / self._temperature + noise))
+
+
+class PromptedSampler:
+    """Chooses what it is told, and adds up how likely that was: `log_probability` in nats."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._left = list(tokens)
+        self.log_probability = 0.0
+
+    def pick(self, logits: Logits) -> int:
+        token = self._left.pop(0)
+        shifted = logits.astype(np.float64) - float(logits.max())
+        self.log_probability += float(shifted[token] - np.log(np.exp(shifted).sum()))
+        return token
 
 
 def sampler_of(temperature: float, seed: int) -> Sampler:

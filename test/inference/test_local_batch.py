@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
+from kv_agent_ros.errors import BadRequestError, DeadlineError, ModelUnavailableError, Outcome
 from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching
@@ -321,6 +321,37 @@ def test_cancel_of_one_leaves_the_others_alone_and_within_a_step(tiny_model: Loc
         assert [other.result(TIMEOUT_S).usage.generated_tokens for other in others] == [60, 60]
     assert (answer.finish_reason, answer.text) == (FinishReason.CANCELED, ''.join(heard))
     assert len(heard) == 3 or (len(heard) == 4 and heard[3] == '\ufffd')
+
+
+def test_scores_are_the_summed_log_probabilities_of_each_continuation(tiny_model: LocalModel) -> None:
+    request = asked('robot1', 'which plan?')
+    plans = ['go to the kitchen', 'wait', 'go to the bed']
+    prompt = tiny_model.chat.prompt(request.messages)
+    expected = []
+    for plan in plans:
+        said = tiny_model.tokenizer.encode(plan, add_special_tokens=False).ids
+        total, buffer = 0.0, KVBuffer(tiny_model.llama.config)
+        logits = tiny_model.llama.forward(prompt, buffer, 0)
+        for place, token in enumerate(said):
+            total += float(logits[token] - np.log(np.exp(logits.astype(np.float64)).sum()))
+            logits = tiny_model.llama.forward(np.array([token], np.int32), buffer, len(prompt) + place)
+        expected.append(total)
+    with engine(tiny_model) as (backend, _):
+        scores = backend.score(request, plans, Deadline(TIMEOUT_S))
+        with pytest.raises(BadRequestError):
+            backend.score(request, ['fine', ''], Deadline(TIMEOUT_S))
+        with pytest.raises(DeadlineError):
+            backend.score(request, plans, Deadline(1e-6))
+    assert [score.continuation for score in scores] == plans
+    assert [score.log_probability for score in scores] == pytest.approx(expected, abs=1e-3)
+    assert scores[1].num_tokens == 4
+
+
+def test_smollm2_finds_the_right_capital_more_likely(smollm2: LocalModel) -> None:
+    request = asked('robot1', 'What is the capital of France? Answer in one word.')
+    with engine(smollm2) as (backend, _):
+        scores = backend.score(request, ['Paris', 'Madrid', 'Berlin'], Deadline(TIMEOUT_S))
+    assert max(scores, key=lambda score: score.log_probability).continuation == 'Paris'
 
 
 def test_thread_ends_when_there_is_nothing_to_do_and_comes_back(tiny_model: LocalModel) -> None:
