@@ -36,11 +36,12 @@ class PathFinder:
         if not intersects_xy(region, *goal):
             return ()
         grid = _grid(region.buffer(-CLEARANCE_M))
-        first, last = _nearest_free(grid, start), _nearest_free(grid, goal)
-        if not first or not last:
+        starts, ends = _nearest_free(grid, start), _nearest_free(grid, goal)
+        ends = [cell for cell in ends if region.covers(LineString((grid.grid_to_world(cell), goal)))]
+        if not starts or not ends:
             return ()
         self._planner.grid = grid
-        cells: Sequence[Cell] = list(self._planner.astar(first[0], last[0]) or ())
+        cells: Sequence[Cell] = list(self._planner.astar(starts[0], ends[0]) or ())
         if not cells:
             return ()
         middle = [grid.grid_to_world(cell) for cell in cells]
@@ -60,14 +61,14 @@ def _grid(region: BaseGeometry) -> OccupancyGrid:
     return OccupancyGrid(occupied.astype(float), GRID_M, (x_min, y_min))
 
 
-def _nearest_free(grid: OccupancyGrid, point: Point) -> tuple[Cell, ...]:
-    """The free cell nearest to the point, nothing when all cells around it are occupied."""
+def _nearest_free(grid: OccupancyGrid, point: Point) -> list[Cell]:
+    """The free cells around the point, nearest first."""
     column = round((point[0] - grid.origin[0]) / GRID_M)
     row = round((point[1] - grid.origin[1]) / GRID_M)
     offsets = itertools.product(range(-SNAP_CELLS, SNAP_CELLS + 1), repeat=2)
     cells = [(column + dx, row + dy) for dx, dy in offsets]
     free = [cell for cell in cells if not grid.is_occupied(cell)]
-    return tuple(sorted(free, key=lambda cell: math.dist(grid.grid_to_world(cell), point))[:1])
+    return sorted(free, key=lambda cell: math.dist(grid.grid_to_world(cell), point))
 
 
 def _pull_straight(region: BaseGeometry, path: Sequence[Point]) -> tuple[Point, ...]:

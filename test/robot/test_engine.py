@@ -4,7 +4,7 @@ from pathlib import Path
 import subprocess
 import sys
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 import pytest
 from shapely import LineString, Polygon
@@ -20,6 +20,7 @@ ENGINE = Engine(HOME, DOCKED)  # for tests that change nothing
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.0, 10.5), st.floats(0.0, 8.0))
+@example(7.5, 1.0)  # the nearest free cell lies around a corner
 def test_every_path_stays_on_the_floor_and_ends_at_its_goal(x: float, y: float) -> None:
     region = ENGINE.region('robot1', ())
     path = ENGINE.plan('robot1', region, (x, y))
