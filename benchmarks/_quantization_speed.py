@@ -20,7 +20,7 @@ from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
 MODEL = (30, 3, 64)  # layers, KV heads and head_dim of SmolLM2-135M
-WORKING_SET_BYTES = 64 << 20
+WORKING_SET_BYTES = 48 << 20
 DISK_SET_BYTES = 6 << 20
 
 

@@ -238,7 +238,7 @@ def main() -> None:
     """Measure, then print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--context', type=int, default=1024, help="tokens of the real model's cache, a multiple of 128")
-    parser.add_argument('--read', type=int, default=128, help='tokens that the real model reads on')
+    parser.add_argument('--read', type=int, default=64, help='tokens that the real model reads on')
     parser.add_argument('--synthetic-tokens', type=int, default=4096, help='tokens of the synthetic cache')
     parser.add_argument('--n', type=int, default=5, help='repetitions of what is timed')
     parser.add_argument('--model', default=BUNDLED, help='bundled, a .gguf file or a Hugging Face directory')
