@@ -64,5 +64,5 @@ class EdgeCloudRoute:
         if fits_edge != fits_cloud:
             return fits_cloud
         if not fits_edge or request.priority > 0:
-            return cloud_s < edge_s  # what is urgent, or late already, goes where it ends first
-        return self._difficulty.is_hard(request) or cloud_s * MUCH_FASTER < edge_s
+            return 0.0 < cloud_s < edge_s  # what is urgent, or late already, goes where it is known to end first
+        return self._difficulty.is_hard(request) or 0.0 < cloud_s * MUCH_FASTER < edge_s

@@ -6,7 +6,9 @@ how these servers learn of it. Proxies of the environment are not used: the URL 
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+import ssl
 import time
 
 import httpx
@@ -70,6 +72,17 @@ def bearer_headers(api_key_path: Path) -> Mapping[str, str]:
     if not key or not key.isprintable() or not key.isascii():
         raise ConfigError(f'api_key_path: expected one line of ASCII in {api_key_path}, got something else')
     return {'Authorization': f'Bearer {key}'}
+
+
+@cache
+def trusted_certificates() -> ssl.SSLContext:
+    """Those of httpx; reading them takes longer than many a request."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def http_client(settings: HttpSettings) -> httpx.AsyncClient:
+    """A client for one exchange; time limits are the caller's."""
+    return httpx.AsyncClient(timeout=None, trust_env=False, headers=settings.headers, verify=trusted_certificates())
 
 
 class ServerLostError(ModelUnavailableError):
@@ -178,7 +191,7 @@ class ChatExchange:
         url = f'{self._settings.base_url.rstrip("/")}/v1/chat/completions'
         try:
             async with (
-                httpx.AsyncClient(timeout=None, trust_env=False, headers=self._settings.headers) as client,
+                http_client(self._settings) as client,
                 client.stream('POST', url, json=body) as response,
             ):
                 await self._read(response)

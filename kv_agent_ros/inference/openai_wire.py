@@ -51,7 +51,7 @@ def chat_body(request: GenerationRequest, model: str) -> JsonObject:
         'stream_options': {'include_usage': True},
     }
     if request.json_schema:
-        schema = {'name': 'answer', 'strict': True, 'schema': _schema(request.json_schema)}
+        schema = {'name': 'answer', 'strict': True, 'schema': schema_of(request.json_schema)}
         body['response_format'] = {'type': 'json_schema', 'json_schema': schema}
     return body
 
@@ -77,6 +77,17 @@ def read_chunk(text: str, reply: Reply) -> str:
     return piece
 
 
+def schema_of(json_schema: str) -> JsonObject:
+    """A request's schema; raises BadRequestError for one that is no JSON object."""
+    try:
+        schema = json.loads(json_schema)
+    except ValueError as error:
+        raise BadRequestError(f'json_schema: expected a JSON object, got {error}') from error
+    if not isinstance(schema, dict):
+        raise BadRequestError(f'json_schema: expected a JSON object, got {quoted(json_schema)}')
+    return schema
+
+
 def parse_object(text: str) -> JsonObject:
     """A JSON object of a server; raises ModelUnavailableError for anything else."""
     try:
@@ -91,16 +102,6 @@ def parse_object(text: str) -> JsonObject:
 def quoted(text: str) -> str:
     """A stranger's text, short and on one line, for an error message."""
     return repr(text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…')
-
-
-def _schema(json_schema: str) -> JsonObject:
-    try:
-        schema = json.loads(json_schema)
-    except ValueError as error:
-        raise BadRequestError(f'json_schema: expected a JSON object, got {error}') from error
-    if not isinstance(schema, dict):
-        raise BadRequestError(f'json_schema: expected a JSON object, got {quoted(json_schema)}')
-    return schema
 
 
 def _read_usage(chunk: JsonObject, reply: Reply) -> None:

@@ -24,6 +24,7 @@ from kv_agent_ros.inference.base import (
 )
 from kv_agent_ros.inference.endings import cut_short
 from kv_agent_ros.inference.engine_books import EngineBooks
+from kv_agent_ros.inference.openai_wire import schema_of
 
 Answer = Callable[[GenerationRequest], str]
 
@@ -57,13 +58,18 @@ class ScriptedBackend:
         self._books = EngineBooks(engine=engine, model=model)
         self._clock = clock
         self._lock = threading.Lock()
+        self._is_closed = False
         self._seen: list[list[str]] = []  # token sequences whose keys and values an engine would hold
         self.requests: list[GenerationRequest] = []
 
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
-        """See InferenceBackend."""
+        """See InferenceBackend. What a schema says is the script's business."""
+        if self._is_closed:
+            raise ModelUnavailableError('scripted engine: expected an open engine, got a closed one')
+        if request.json_schema:
+            schema_of(request.json_schema)
         turn = _Turn(self._clock)
         prompt = _words(_render(request.messages))
         with self._lock:
@@ -105,7 +111,8 @@ class ScriptedBackend:
         return self._books.stats
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Refuse further requests."""
+        self._is_closed = True
 
 
 class _Turn:

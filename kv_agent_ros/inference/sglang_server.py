@@ -13,7 +13,7 @@ import httpx
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ModelUnavailableError
 from kv_agent_ros.inference.http_deadline import run_within
-from kv_agent_ros.inference.openai_http import PASSING_FAULTS, HttpSettings, ServerLostError
+from kv_agent_ros.inference.openai_http import PASSING_FAULTS, HttpSettings, ServerLostError, http_client
 from kv_agent_ros.inference.openai_wire import JsonObject, parse_object, quoted
 
 MODEL_PATHS = ('/model_info', '/get_model_info')  # the later name first
@@ -101,7 +101,7 @@ def read_server(url: str, model: JsonObject, server: JsonObject) -> SglangServer
 
 async def post_sglang(settings: HttpSettings, path: str, body: JsonObject) -> httpx.Response:
     """POST to a control path; raises httpx.HTTPError."""
-    async with _client(settings) as client:
+    async with http_client(settings) as client:
         return await client.post(settings.base_url.rstrip('/') + path, json=body)
 
 
@@ -120,7 +120,7 @@ def close_session(settings: HttpSettings, name: str, deadline: Deadline) -> None
 
 async def _get_both(settings: HttpSettings) -> tuple[JsonObject, JsonObject]:
     try:
-        async with _client(settings) as client:
+        async with http_client(settings) as client:
             model = await _first_found(client, settings, MODEL_PATHS)
             server = await _first_found(client, settings, SERVER_PATHS)
     except httpx.HTTPError as error:
@@ -138,10 +138,6 @@ async def _first_found(client: httpx.AsyncClient, settings: HttpSettings, paths:
         if response.status_code != httpx.codes.NOT_FOUND:
             break
     return response
-
-
-def _client(settings: HttpSettings) -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=None, trust_env=False, headers=settings.headers)
 
 
 def _lost(settings: HttpSettings, error: httpx.HTTPError) -> ServerLostError:

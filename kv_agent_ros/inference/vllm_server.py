@@ -11,7 +11,7 @@ import httpx
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ModelUnavailableError
 from kv_agent_ros.inference.http_deadline import run_within
-from kv_agent_ros.inference.openai_http import PASSING_FAULTS, HttpSettings, ServerLostError
+from kv_agent_ros.inference.openai_http import PASSING_FAULTS, HttpSettings, ServerLostError, http_client
 from kv_agent_ros.inference.openai_wire import JsonObject, parse_object, quoted
 
 WHATEVER_IS_SERVED = 'bundled'  # the default of the setting `model`; not a name that a server knows
@@ -95,7 +95,7 @@ def _card(settings: HttpSettings, models: JsonObject) -> JsonObject:
 async def _get_all(settings: HttpSettings) -> tuple[JsonObject, JsonObject, str]:
     url = settings.base_url.rstrip('/')
     try:
-        async with httpx.AsyncClient(timeout=None, trust_env=False, headers=settings.headers) as client:
+        async with http_client(settings) as client:
             models = await client.get(f'{url}/v1/models')
             version = await client.get(f'{url}/version')
             metrics = await client.get(f'{url}/metrics')

@@ -1,21 +1,32 @@
-"""What every engine owes its callers, whatever computes behind it."""
+"""The contract of engines over all that need no server of others, and what they make of a server that fails."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
+import json
+import socket
+import time
 
+from backend_contract import *  # noqa: F403
+from backend_contract import REQUEST, SCHEMA
 import pytest
 
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
-from kv_agent_ros.inference.base import FinishReason, GenerationRequest, InferenceBackend, Message, Role
+from kv_agent_ros.errors import ModelUnavailableError, Outcome
+from kv_agent_ros.inference.base import FinishReason, GenerationRequest, InferenceBackend
+from kv_agent_ros.inference.edge_cloud import EdgeCloudBackend
+from kv_agent_ros.inference.edge_cloud_route import Difficulty
+from kv_agent_ros.inference.ktransformers import connect_ktransformers
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_model import LocalModel
-from kv_agent_ros.inference.loopback_server import serving, stall_after_hello, stream_hello
+from kv_agent_ros.inference.loopback_engine import LoopbackEngine
+from kv_agent_ros.inference.loopback_faults import BROKEN, SILENT, Fault, stuck
+from kv_agent_ros.inference.loopback_server import LoopbackServer, serving
 from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend
+from kv_agent_ros.inference.privacy import PrivacyPolicy
 from kv_agent_ros.inference.scripted import ScriptedBackend, answers_in_order
 from kv_agent_ros.inference.sglang import connect_sglang
-from kv_agent_ros.kvcache.block import SessionKey
+from kv_agent_ros.inference.vllm import connect_vllm
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
@@ -24,16 +35,19 @@ from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 Make = Callable[[ExitStack, LocalModel], InferenceBackend]
+Connect = Callable[[LoopbackServer, str], InferenceBackend]
 
-REQUEST = GenerationRequest(
-    session=SessionKey(robot_id='robot1', session_id='s1'),
-    messages=(Message(role=Role.SYSTEM, content='Plan for a robot.'), Message(role=Role.USER, content='Say hello')),
-    max_new_tokens=40,
-)
+EVERYTHING_IS_HARD = Difficulty(hard_purposes=frozenset({REQUEST.purpose}))
+PATIENCE_S = 0.3
+HANG_S = 10.0  # nothing may take longer than this beyond its deadline
 
 
 def make_scripted(stack: ExitStack, model: LocalModel) -> InferenceBackend:
-    return ScriptedBackend(lambda request: 'Hello, robot. The cup is in the kitchen.')
+    return ScriptedBackend(answer_of)
+
+
+def answer_of(request: GenerationRequest) -> str:
+    return json.dumps({'skill': 'go', 'target': 'cup1'}) if request.json_schema else 'Hello, robot. The cup is there.'
 
 
 def make_local(stack: ExitStack, model: LocalModel) -> InferenceBackend:
@@ -45,24 +59,68 @@ def make_local(stack: ExitStack, model: LocalModel) -> InferenceBackend:
     return LocalBackend(model=model, cache=manager, segments=SegmentMap(), namespace=model.namespace(16))
 
 
-def make_openai(stack: ExitStack, model: LocalModel) -> InferenceBackend:
-    server = stack.enter_context(serving(stream_hello))
-    return OpenAiHttpBackend(HttpSettings(base_url=server.base_url, model='m'))
+def settings_of(server: LoopbackServer, engine: str) -> HttpSettings:
+    return HttpSettings(base_url=server.base_url, model='bundled', engine=engine)
 
 
-def make_sglang(stack: ExitStack, model: LocalModel) -> InferenceBackend:
-    server = stack.enter_context(serving(stream_hello))
-    settings = HttpSettings(base_url=server.base_url, model='m', engine='sglang')
-    return connect_sglang(settings, cache_salt='home', deadline=Deadline(10))
+def openai(server: LoopbackServer, salt: str) -> InferenceBackend:
+    return OpenAiHttpBackend(settings_of(server, 'openai'))
 
 
-def make_stalling(stack: ExitStack, model: LocalModel) -> InferenceBackend:
-    server = stack.enter_context(serving(stream_hello))
-    server.answer = stall_after_hello(server)
-    return OpenAiHttpBackend(HttpSettings(base_url=server.base_url, model='m'))
+def sglang(server: LoopbackServer, salt: str) -> InferenceBackend:
+    return connect_sglang(settings_of(server, 'sglang'), cache_salt=salt, deadline=Deadline(HANG_S))
 
 
-@pytest.fixture(params=[make_scripted, make_local, make_openai, make_sglang])
+def vllm(server: LoopbackServer, salt: str) -> InferenceBackend:
+    return connect_vllm(settings_of(server, 'vllm'), cache_salt=salt, deadline=Deadline(HANG_S))
+
+
+def ktransformers(server: LoopbackServer, salt: str) -> InferenceBackend:
+    server.model['kt_weight_path'] = 'org/experts'
+    return connect_ktransformers(settings_of(server, 'ktransformers'), cache_salt=salt, deadline=Deadline(HANG_S))
+
+
+def on_the_edge(server: LoopbackServer, salt: str) -> InferenceBackend:
+    return edge_and_cloud(server, Difficulty(), HANG_S)
+
+
+def in_the_cloud(server: LoopbackServer, salt: str) -> InferenceBackend:
+    return edge_and_cloud(server, EVERYTHING_IS_HARD, HANG_S)
+
+
+def edge_and_cloud(server: LoopbackServer, difficulty: Difficulty, patience_s: float) -> InferenceBackend:
+    return EdgeCloudBackend(
+        edge=ScriptedBackend(answer_of),
+        cloud=sglang(server, 'home'),
+        is_private=PrivacyPolicy(shared_purposes=frozenset({'*'})),
+        difficulty=difficulty,
+        patience_s=patience_s,
+    )
+
+
+SERVERS: list[Connect] = [openai, sglang, vllm]
+PAIRS: list[Connect] = [on_the_edge, in_the_cloud]
+REPLACEABLE = {name: fault for name, fault in (BROKEN | SILENT).items() if name != 'slow'}  # slow is not lost
+
+
+def behind(connect: Connect) -> Make:
+    """A backend over a loopback server of its own."""
+
+    def make(stack: ExitStack, model: LocalModel) -> InferenceBackend:
+        return connect(stack.enter_context(serving(LoopbackEngine())), 'home')
+
+    make.__name__ = connect.__name__
+    return make
+
+
+BACKENDS: list[Make] = [make_scripted, make_local, *(behind(connect) for connect in (*SERVERS, ktransformers, *PAIRS))]
+
+
+def name_of(value: object) -> str | None:
+    return value.__name__.removeprefix('make_') if callable(value) else None
+
+
+@pytest.fixture(params=BACKENDS, ids=name_of)
 def backend(request: pytest.FixtureRequest, tiny_model: LocalModel) -> Iterator[InferenceBackend]:
     with ExitStack() as stack:
         made = request.param(stack, tiny_model)
@@ -70,81 +128,99 @@ def backend(request: pytest.FixtureRequest, tiny_model: LocalModel) -> Iterator[
         made.close()
 
 
-@pytest.fixture(params=[make_scripted, make_local, make_stalling])
-def long_backend(request: pytest.FixtureRequest, tiny_model: LocalModel) -> Iterator[InferenceBackend]:
-    """Engines that are never done by the time they are cancelled."""
-    with ExitStack() as stack:
-        yield request.param(stack, tiny_model)
+@pytest.fixture
+def server() -> Iterator[LoopbackServer]:
+    with serving(LoopbackEngine()) as state:
+        yield state
 
 
-def test_answer_is_whole_streamed_and_accounted(backend: InferenceBackend) -> None:
-    pieces: list[str] = []
-    answer = backend.generate(REQUEST, Deadline(30), pieces.append)
-    usage = answer.usage
-    assert answer.outcome is Outcome.SUCCESS
-    assert answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    assert ''.join(pieces) == answer.text != ''
-    assert usage.prompt_tokens == usage.cached_tokens + usage.computed_tokens > 0
-    assert 0 < usage.generated_tokens <= REQUEST.max_new_tokens
-    assert 0 < usage.ttft_s <= usage.total_s
-    assert answer.engine and answer.model
+def make_stuck(stack: ExitStack, model: LocalModel) -> InferenceBackend:
+    state = stack.enter_context(serving(LoopbackEngine()))
+    made = openai(state, 'home')
+    state.answer = stuck(state)
+    return made
 
 
-def test_books_add_up_over_requests(backend: InferenceBackend) -> None:
-    answers = [backend.generate(REQUEST, Deadline(30)) for _ in range(2)]
-    stats = backend.stats()
-    assert (stats.num_requests, stats.num_failures) == (2, 0)
-    assert stats.prompt_tokens == sum(answer.usage.prompt_tokens for answer in answers)
-    assert stats.cached_tokens == sum(answer.usage.cached_tokens for answer in answers)
-    assert stats.prefilled_tokens == sum(answer.usage.computed_tokens for answer in answers)
-    assert stats.generated_tokens == sum(answer.usage.generated_tokens for answer in answers)
-    assert stats.last_ttft_s == answers[-1].usage.ttft_s
-    assert (stats.engine, stats.model) == (answers[0].engine, answers[0].model)
-
-
-def test_repeated_prompt_is_mostly_cached(backend: InferenceBackend) -> None:
-    first, second = (backend.generate(REQUEST, Deadline(30)) for _ in range(2))
-    assert second.usage.cached_tokens > first.usage.prompt_tokens // 2
-    assert second.usage.computed_tokens >= 1
-    assert second.text == first.text
-
-
-def test_deadline_that_has_passed_is_a_timeout_not_an_error(backend: InferenceBackend) -> None:
-    answer = backend.generate(REQUEST, Deadline(1e-9))
-    assert (answer.outcome, answer.finish_reason) == (Outcome.TIMEOUT, FinishReason.TIMEOUT)
-    assert answer.message
-    assert backend.stats().num_failures == 1
-
-
-def test_cancelled_before_the_start_says_nothing(backend: InferenceBackend) -> None:
-    deadline = Deadline(30)
-    deadline.cancel()
-    answer = backend.generate(REQUEST, deadline)
-    assert (answer.outcome, answer.finish_reason, answer.text) == (Outcome.CANCELED, FinishReason.CANCELED, '')
-
-
-def test_cancel_in_the_middle_keeps_what_was_said(long_backend: InferenceBackend) -> None:
-    deadline = Deadline(30)
+@pytest.mark.parametrize('make', [make_scripted, make_local, make_stuck], ids=name_of)
+def test_cancel_in_the_middle_keeps_what_was_said(make: Make, tiny_model: LocalModel) -> None:
+    deadline = Deadline(30.0)
     pieces: list[str] = []
 
     def listen(text: str) -> None:
         pieces.append(text)
         deadline.cancel()
 
-    answer = long_backend.generate(REQUEST, deadline, listen)
+    with ExitStack() as stack:
+        answer = make(stack, tiny_model).generate(REQUEST, deadline, listen)
     assert (answer.outcome, answer.finish_reason) == (Outcome.CANCELED, FinishReason.CANCELED)
     assert answer.text == ''.join(pieces) != ''
 
 
-def test_engine_answers_again_after_a_cancel(backend: InferenceBackend) -> None:
-    deadline = Deadline(30)
-    backend.generate(REQUEST, deadline, lambda text: deadline.cancel())
-    assert backend.generate(REQUEST, Deadline(30)).outcome is Outcome.SUCCESS
+@pytest.mark.parametrize('connect', [sglang, vllm, ktransformers], ids=name_of)
+def test_tenants_on_one_server_never_share_a_prefix(connect: Connect, server: LoopbackServer) -> None:
+    ours, ours_too, theirs = (connect(server, salt) for salt in ('home', 'home', 'neighbour'))
+    ours.generate(REQUEST, Deadline(HANG_S))
+    assert ours_too.generate(REQUEST, Deadline(HANG_S)).usage.cached_tokens > 100
+    assert theirs.generate(REQUEST, Deadline(HANG_S)).usage.cached_tokens == 0
 
 
-def test_close_can_be_repeated(backend: InferenceBackend) -> None:
-    backend.close()
-    backend.close()
+@pytest.mark.parametrize('fault', BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize('connect', SERVERS, ids=name_of)
+def test_broken_server_is_an_unavailable_model_and_is_used_again_when_it_is_well(
+    connect: Connect, fault: Fault, server: LoopbackServer
+) -> None:
+    backend = connect(server, 'home')
+    well, server.answer = server.answer, fault(server)
+    pieces: list[str] = []
+    with pytest.raises(ModelUnavailableError):
+        backend.generate(REQUEST, Deadline(HANG_S), pieces.append)
+    assert pieces in ([], ['Hel'])
+    server.answer = well
+    assert backend.generate(REQUEST, Deadline(HANG_S)).outcome is Outcome.SUCCESS
+
+
+@pytest.mark.parametrize('fault', SILENT.values(), ids=SILENT)
+@pytest.mark.parametrize('connect', SERVERS, ids=name_of)
+def test_silent_server_is_a_timeout_with_what_was_said(connect: Connect, fault: Fault, server: LoopbackServer) -> None:
+    backend = connect(server, 'home')
+    well, server.answer = server.answer, fault(server)
+    pieces: list[str] = []
+    begun_s = time.monotonic()
+    answer = backend.generate(REQUEST, Deadline(0.5), pieces.append)
+    assert time.monotonic() - begun_s < 0.5 + HANG_S
+    assert (answer.outcome, answer.finish_reason, answer.text) == (
+        Outcome.TIMEOUT,
+        FinishReason.TIMEOUT,
+        ''.join(pieces),
+    )
+    server.answer = well
+    assert backend.generate(REQUEST, Deadline(HANG_S)).outcome is Outcome.SUCCESS
+
+
+@pytest.mark.parametrize('connect', SERVERS, ids=name_of)
+def test_half_open_connection_is_a_timeout(connect: Connect, server: LoopbackServer) -> None:
+    backend = connect(server, 'home')
+    with socket.create_server(('127.0.0.1', 0)) as listener:  # connects and is never heard of again
+        half_open = replace(settings_of(server, 'x'), base_url=f'http://127.0.0.1:{listener.getsockname()[1]}')
+        begun_s = time.monotonic()
+        assert OpenAiHttpBackend(half_open).generate(REQUEST, Deadline(0.3)).outcome is Outcome.TIMEOUT
+        assert time.monotonic() - begun_s < 0.3 + HANG_S
+    assert backend.generate(REQUEST, Deadline(HANG_S)).outcome is Outcome.SUCCESS
+
+
+@pytest.mark.parametrize('fault', REPLACEABLE.values(), ids=REPLACEABLE)
+@pytest.mark.parametrize('schema', ['', json.dumps(SCHEMA)], ids=['text', 'schema'])
+def test_edge_answers_when_the_cloud_fails_and_the_text_is_what_was_told(
+    fault: Fault, schema: str, server: LoopbackServer
+) -> None:
+    backend = edge_and_cloud(server, EVERYTHING_IS_HARD, PATIENCE_S)
+    server.answer = fault(server)
+    pieces: list[str] = []
+    asked = replace(REQUEST, json_schema=schema)
+    answer = backend.generate(asked, Deadline(HANG_S), pieces.append)
+    assert (answer.outcome, answer.engine) == (Outcome.SUCCESS, 'scripted')
+    assert ''.join(pieces) == answer.text
+    assert answer.text in (answer_of(asked), 'Hel' + answer_of(asked))
 
 
 def test_script_that_has_run_out_is_an_unavailable_model() -> None:
@@ -152,18 +228,3 @@ def test_script_that_has_run_out_is_an_unavailable_model() -> None:
     assert backend.generate(REQUEST, Deadline(5)).text == 'one'
     with pytest.raises(ModelUnavailableError, match='at most 1'):
         backend.generate(REQUEST, Deadline(5))
-
-
-def test_scripted_answer_respects_the_token_budget() -> None:
-    backend = ScriptedBackend(lambda request: 'one two three four')
-    answer = backend.generate(GenerationRequest(session=REQUEST.session, messages=(), max_new_tokens=3), Deadline(5))
-    assert (answer.text, answer.finish_reason, answer.usage.generated_tokens) == ('one two', FinishReason.LENGTH, 3)
-
-
-@pytest.mark.parametrize('make', [make_local, make_openai])
-def test_schema_that_is_not_json_is_a_bad_request(make: Make, tiny_model: LocalModel, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        backend = make(stack, tiny_model)
-        broken = GenerationRequest(session=REQUEST.session, messages=REQUEST.messages, json_schema='{')
-        with pytest.raises(BadRequestError, match='json_schema'):
-            backend.generate(broken, Deadline(5))
