@@ -5,6 +5,7 @@ and on our manager. Ablation: the same tree and the same trace with references a
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -146,7 +147,22 @@ def traces(names: Sequence[str], num_requests: int) -> list[Trace]:
         Trace(name=trace.name, requests=trace.requests[:num_requests], sessions=trace.sessions[:num_requests])
         for trace in found
     ]
-    return [*cut, agent_trace(num_requests=num_requests, num_live=24)]
+    return [*cut, *map(side_by_side, cut), agent_trace(num_requests=num_requests, num_live=24)]
+
+
+def side_by_side(trace: Trace) -> Trace:
+    """The same sessions, all live at once: their next requests in turns. As recorded, they run one after the other."""
+    seen: Counter[str] = Counter()
+    order = []
+    for number, session in enumerate(trace.sessions):
+        order.append((seen[session], number))
+        seen[session] += 1
+    numbers = [number for _, number in sorted(order)]
+    return Trace(
+        name=f'{trace.name} side by side',
+        requests=tuple(trace.requests[number] for number in numbers),
+        sessions=tuple(trace.sessions[number] for number in numbers),
+    )
 
 
 def capacities(trace: Trace) -> list[int]:
@@ -199,7 +215,7 @@ def main() -> None:
     """Measure, then print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--requests', type=int, default=800, help='of each trace')
-    parser.add_argument('--traces', nargs='*', default=['magagent', 'miniswe'], help='recorded ones, where they are')
+    parser.add_argument('--traces', nargs='*', default=['magagent'], help='recorded ones, where they are')
     parser.add_argument('--parts', nargs='+', choices=('retention', 'ablation'), default=['retention', 'ablation'])
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()

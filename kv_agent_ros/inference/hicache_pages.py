@@ -38,9 +38,7 @@ class HostPages:
 
     def read(self, index: int) -> ByteArray:
         """The page whose first slot is `index`."""
-        page = self._pool.get_data_page(index, flat=True)
-        if self._axes:
-            page = page.reshape(self._native_shape()).permute(self._axes)
+        page = self._in_order(index) if self._axes else self._pool.get_data_page(index, flat=True)
         if self._as_floats:
             page = page.to(self._float)
         read: ByteArray = page.contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -50,10 +48,15 @@ class HostPages:
         """Fill the page whose first slot is `index`."""
         values = torch.from_numpy(block).view(self._float if self._as_floats else self._dtype)
         if self._axes:
-            native = self._native_shape()
-            turned = values.reshape([native[axis] for axis in self._axes])
-            values = turned.permute([self._axes.index(axis) for axis in range(len(native))]).contiguous()
-        self._pool.set_from_flat_data_page(index, values.reshape(-1).to(self._dtype))
+            page = self._in_order(index)
+            page.copy_(values.view(page.shape))
+        else:
+            self._pool.set_from_flat_data_page(index, values)
+
+    def _in_order(self, index: int) -> torch.Tensor:
+        """The page in the pool's own memory as (2, layers, heads, tokens, channels)."""
+        page: torch.Tensor = self._pool.get_data_page(index, flat=False)
+        return (page.squeeze(1) if page.dim() > len(self._axes) else page).permute(self._axes)
 
     def _block_layout(self, bits: int) -> BlockLayout:
         if not self._as_floats:
@@ -62,12 +65,3 @@ class HostPages:
         pool = self._pool
         shape = (2, pool.layer_num, pool.head_num, pool.page_size, pool.head_dim)
         return BlockLayout(shape=shape, dtype=FLOATS[self._dtype], bits=bits)
-
-    def _native_shape(self) -> tuple[int, ...]:
-        """Of a page as the pool hands it over, without the axis of one page."""
-        pool = self._pool
-        sizes = (2, pool.layer_num, pool.head_num, pool.page_size, pool.head_dim)
-        native = [0] * len(sizes)
-        for size, axis in zip(sizes, self._axes, strict=True):
-            native[axis] = size
-        return tuple(native)

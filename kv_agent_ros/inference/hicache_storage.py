@@ -214,23 +214,20 @@ class KvAgentStorage(HiCacheStorage):
         return [_beside(place, pool) for place in places]
 
     def _load(self, pool: str, places: Sequence[PageKey], host_indices: torch.Tensor) -> list[bool]:
-        pages, done = self._pools[pool], [False] * len(places)
-        for number, place in enumerate(places):
-            block = self._store.get(place, pages.layout)
-            if block is None:
-                break
-            pages.write(int(host_indices[number * pages.page_tokens]), block)
-            done[number] = True
-        return done
+        pages = self._pools[pool]
+        starts = host_indices[:: pages.page_tokens].tolist()
+        num_done = self._store.read(places, pages.layout, lambda number, block: pages.write(starts[number], block))
+        return [number < num_done for number in range(len(places))]
 
     def _save(self, pool: str, places: Sequence[PageKey], host_indices: torch.Tensor) -> list[bool]:
-        pages, done = self._pools[pool], [False] * len(places)
-        for number, place in enumerate(places):
-            block = pages.read(int(host_indices[number * pages.page_tokens]))
-            if not self._store.put(place, block, pages.layout):
+        pages, num_done = self._pools[pool], self._store.find(places)
+        starts = host_indices[:: pages.page_tokens].tolist()
+        for number in range(num_done, len(places)):
+            block = pages.read(starts[number])
+            if not self._store.put(places[number], block, pages.layout):
                 break
-            done[number] = True
-        return done
+            num_done += 1
+        return [number < num_done for number in range(len(places))]
 
     def _moved(
         self,

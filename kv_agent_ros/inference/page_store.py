@@ -5,7 +5,7 @@ the first one of a namespace, so that a shared store evicts tails before heads a
 tenant has another key. Knows neither torch nor the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 import hashlib
 import logging
@@ -17,10 +17,9 @@ import numpy as np
 
 from kv_agent_ros.errors import ConfigError, StoreError
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
-from kv_agent_ros.kvcache.codec import BlockCodec, Float16Codec, RawCodec
-from kv_agent_ros.kvcache.codec_policy import CodecPolicy, codec_for
+from kv_agent_ros.kvcache.codec import BlockCodec, Float16Codec, RawCodec, codec_named
+from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, checksum
-from kv_agent_ros.kvcache.storage.encoding import decoded
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class PageStore:
     def __init__(self, store: BlockStore, root: bytes) -> None:
         self._store = store
         self._root = root  # KVNamespace.digest
-        self._codecs = CodecPolicy()
         self._lock = threading.Lock()  # guards the books
         self._stats = PageStats()
 
@@ -76,9 +74,7 @@ class PageStore:
         return self._store.find([place.key for place in keys])
 
     def put(self, place: PageKey, page: ByteArray, layout: BlockLayout) -> bool:
-        """Keep a page; whether it is there now."""
-        if self._store.find([place.key]):
-            return True
+        """Keep a page; whether it is there now. Ask find() before: to encode a page costs more than to look for it."""
         begun_s = time.perf_counter()
         codec, stored = _encoded(_codec(layout, is_first=place.is_first), page, layout)
         record = BlockRecord(
@@ -95,14 +91,22 @@ class PageStore:
         self._count(PageStats(num_written=is_stored, num_refused=not is_stored, write_s=duration_s))
         return is_stored
 
-    def get(self, place: PageKey, layout: BlockLayout) -> ByteArray | None:
-        """A page as the engine wrote it, to the precision of the namespace; None for a miss."""
+    def read(self, places: Sequence[PageKey], layout: BlockLayout, take: Callable[[int, ByteArray], None]) -> int:
+        """Hand over these pages, up to the first miss, as the engine wrote them, to the precision of the namespace.
+
+        `take` gets the number of the page and its bytes, which are valid until it returns. Returns how many there were.
+        """
         begun_s = time.perf_counter()
-        page = np.empty(layout.num_bytes, np.uint8)
-        is_read = self._read(place, layout, page)
-        duration_s = time.perf_counter() - begun_s
-        self._count(PageStats(num_read=is_read, num_missed=not is_read, read_s=duration_s))
-        return page if is_read else None
+        stored, page = np.empty(layout.num_bytes, np.uint8), np.empty(layout.num_bytes, np.uint8)
+        num_read = 0
+        for place in places:
+            if not self._read(place, layout, stored, page):
+                break
+            take(num_read, page)
+            num_read += 1
+        is_missed = num_read < len(places)
+        self._count(PageStats(num_read=num_read, num_missed=is_missed, read_s=time.perf_counter() - begun_s))
+        return num_read
 
     def clear(self) -> int:
         """Delete the pages of this namespace, those that other engines put included; returns how many."""
@@ -126,12 +130,12 @@ class PageStore:
         """Close the store; its pages stay."""
         self._store.close()
 
-    def _read(self, place: PageKey, layout: BlockLayout, page: ByteArray) -> bool:
-        record = self._store.get(place.key, page)
+    def _read(self, place: PageKey, layout: BlockLayout, stored: ByteArray, page: ByteArray) -> bool:
+        record = self._store.get(place.key, stored)
         if record is None:
             return False
         try:
-            decoded(self._codecs, record, layout, page)
+            codec_named(record.codec).decode(stored[: record.length_bytes], layout, page)
         except StoreError as error:
             _log.warning('page %s cannot be read (%s); it is deleted', place.key.hex()[:12], error)
             self._store.delete(place.key)
@@ -153,7 +157,7 @@ class PageStore:
 
 def opaque_layout(num_bytes: int) -> BlockLayout:
     """How a page that no codec understands is handed over: byte by byte, kept as it is."""
-    return BlockLayout(shape=(1, 1, 1, 1, num_bytes), dtype='uint8', bits=32)
+    return BlockLayout(shape=(1, 1, 1, 1, num_bytes), dtype='uint8')
 
 
 def model_revision(directory: Path) -> str:
