@@ -109,11 +109,8 @@ class CacheBooks:
         self.sessions.forget_blocks(keys)
 
     def _settle(self) -> None:
-        surplus = self.sessions.drop_surplus()
-        for session in surplus:
+        for session in self.sessions.drop_surplus():
             self.pins.unpin(session)
-        if surplus:
-            self.dram.reorder()
         self.note_removed(self.dram.take_removed(), Tier.DRAM)
         for tier in self.backing:
             for change in tier.take_changes():

@@ -28,7 +28,9 @@ class LoadLine:
     product: float = 0.0
 
     def add(self, num_bytes: int, seconds: float, at_s: float) -> None:
-        """One measured load."""
+        """One measured load. One that no line through the mean allows, by far, says that the tier has become faster."""
+        if 4.0 * seconds < self.seconds * min(1.0, num_bytes / max(1.0, self.size)):
+            self.weight = 0.0
         self.weight = self.weight * _DECAY + 1.0
         share = 1.0 / self.weight
         self.size += share * (num_bytes - self.size)

@@ -67,8 +67,10 @@ class LeaseBook:
 
     def take_rested(self, at_s: float) -> list[BlockSlot]:
         """Remove and return the slots that nobody is expected to write any more."""
-        rested = [lease_id for lease_id, (until_s, _) in self._resting.items() if until_s <= at_s]
-        return [slot for lease_id in rested for slot in self.take_back(lease_id)]
+        rested: list[BlockSlot] = []
+        while self._resting and next(iter(self._resting.values()))[0] <= at_s:  # they rest equally long, too
+            rested += self.take_back(next(iter(self._resting)))
+        return rested
 
     def take_back(self, lease_id: str) -> tuple[BlockSlot, ...]:
         """The slots of a writer that says, after its lease has ended, that it is done."""

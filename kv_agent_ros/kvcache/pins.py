@@ -10,6 +10,7 @@ from kv_agent_ros.kvcache.block import SessionKey
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.path import TokenPath
 from kv_agent_ros.kvcache.radix_tree import PathLock
+from kv_agent_ros.kvcache.storage.host import aligned_bytes
 
 _MAX_FRACTION = 0.5  # of the tier's capacity
 
@@ -35,11 +36,12 @@ class PinBoard:
         """
         self.unpin(session)
         allowance_bytes = int(self._dram.capacity_bytes * _MAX_FRACTION) - sum(p.num_bytes for p in self._pins.values())
-        lock = self._dram.hold(path.head(max(0, allowance_bytes) // max(1, path.block_bytes)))
+        block_bytes = aligned_bytes(path.block_bytes)
+        lock = self._dram.hold(path.head(max(0, allowance_bytes) // max(1, block_bytes)))
         if not lock.num_blocks:
             self._dram.unlock(lock)
             return 0
-        num_bytes = lock.num_blocks * path.block_bytes
+        num_bytes = lock.num_blocks * block_bytes
         self._pins[session] = _Pin(lock=lock, expires_s=expires_s, num_bytes=num_bytes)
         return lock.num_blocks
 

@@ -123,7 +123,8 @@ class SessionIndex:
 
     def drop_surplus(self) -> Sequence[SessionKey]:
         """Drop the sessions beyond the maximum, longest inactive first; who they were. Whatever they do opens them."""
-        surplus = list(self._sessions)[: max(0, len(self._sessions) - self._max_sessions)]
+        num_surplus = max(0, len(self._sessions) - self._max_sessions)
+        surplus = list(itertools.islice(self._sessions, num_surplus))  # called often: not a list of all
         for session in surplus:
             self._drop(session)
         return surplus

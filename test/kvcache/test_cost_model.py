@@ -53,6 +53,19 @@ def test_tier_that_was_slow_is_tried_again_later() -> None:
     assert costs.num_worth_loading(MODEL, Tier.SSD, SIZES, 16) == 10
 
 
+def test_one_measurement_that_went_wrong_is_forgotten_with_the_next_trial() -> None:
+    now_s = [0.0]
+    costs = CostModel(prefill_tokens_per_s=100.0, probe_period_s=30.0, clock=lambda: now_s[0])
+    for _ in range(10):
+        costs.note_load(Tier.SSD, 10_000, 0.01)
+    costs.note_load(Tier.SSD, 10_000, 3600.0)  # the machine slept
+    assert costs.num_worth_loading(MODEL, Tier.SSD, SIZES, 16) == 0
+    now_s[0] = 30.0
+    assert costs.num_worth_loading(MODEL, Tier.SSD, SIZES, 16) == 4
+    costs.note_load(Tier.SSD, 4000, 0.01)
+    assert costs.num_worth_loading(MODEL, Tier.SSD, SIZES, 16) == 10
+
+
 def test_engine_is_at_least_as_fast_as_it_was_seen() -> None:
     costs = model(0.0)
     costs.note_turn(MODEL, 1000, 1.0)

@@ -1,6 +1,7 @@
 """Sessions keep their blocks longer, pins keep them for a time, and neither stops the others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,17 @@ def test_everybody_makes_progress_when_all_sessions_pin_all_they_have(open_cache
     assert cache.write(list(range(900, 916)), ROBOT_1) == 4
     pinned = [usage.is_pinned for usage in cache.manager.stats().sessions]
     assert pinned == [True, False, False, False, False, False]
+
+
+def test_pins_hold_half_of_memory_at_most_also_when_blocks_are_smaller_than_what_they_occupy(
+    open_cache: Callable[..., Cache],
+) -> None:
+    cache = open_cache(dram_blocks=8)  # 1,024 bytes
+    tiny = replace(NAMESPACE, block_tokens=1, head_dim=1)  # 8 bytes in 64
+    lease = cache.manager.reserve(tiny, ROBOT_1, np.asarray(HEAD, np.int32))
+    cache.manager.commit(lease.lease_id, [checksum(cache.segments.slot(slot)) for slot in lease.slots])
+    assert len(lease.slots) == 16
+    assert cache.manager.pin(ROBOT_1, 10.0) == 8
 
 
 def test_pin_of_an_unknown_session_pins_nothing_and_nonsense_is_refused(cache: Cache) -> None:

@@ -73,3 +73,22 @@ def test_clock_of_a_turn_counts_what_was_computed_since_it_started() -> None:
     index.start_clock(ONE, 60, 5.0)
     assert index.read_clock(ONE, 100, 7.0) == (40, 2.0)
     assert index.read_clock(ONE, 20, 7.0) == (0, 2.0)
+
+
+class CountedKey(SessionKey):
+    """Knows how often keys were looked up."""
+
+    num_lookups = 0
+
+    def __hash__(self) -> int:
+        CountedKey.num_lookups += 1
+        return hash(self.session_id)
+
+
+def test_looking_for_surplus_sessions_costs_the_same_however_many_are_open() -> None:
+    index = SessionIndex()
+    for number in range(500):
+        index.begin(CountedKey(robot_id='robot', session_id=str(number)))
+    CountedKey.num_lookups = 0
+    assert index.drop_surplus() == []
+    assert CountedKey.num_lookups <= 2
