@@ -42,7 +42,12 @@ def serving(answer: Answer) -> Iterator[LoopbackServer]:
 
     class Requests(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers['content-length'])))
+            num_bytes = int(self.headers['content-length'])
+            text = self.rfile.read(num_bytes)
+            if len(text) < num_bytes:
+                state.client_left.set()
+                return
+            body = json.loads(text)
             state.bodies.append(body)
             state.headers.append(dict(self.headers))
             try:
