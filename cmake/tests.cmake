@@ -4,7 +4,7 @@ set(KV_TEST_LIMIT_nodes_S 600)
 set(KV_TEST_LIMIT_ros_S 600)
 set(KV_TEST_LIMIT_kvcache_S 600)
 set(KV_TEST_LIMIT_inference_S 600)
-set(KV_FOLDERS_WITH_OWN_COMMAND sglang) # makes an environment of 3 GB first; CONTRIBUTING.md has the command
+set(KV_FOLDERS_WITH_OWN_COMMAND sglang vllm) # make environments of 3 GB first; CONTRIBUTING.md has the commands
 
 function(kv_add_test name path)
   set(_limit_s ${KV_TEST_LIMIT_S})

@@ -1,7 +1,7 @@
 """Writes requirements/*.txt: for every package named in requirements/*.in, the versions installed in this interpreter.
 
-Run it with the Python of an environment in which everything works; name files (sglang) to write those instead of the
-main ones. Each file is complete by itself: what its names need in turn is in it too. Packages without an installer
+Run it with the Python of an environment in which everything works; name files (sglang, vllm) to write those instead of
+the main ones. Each file is complete by itself: what its names need in turn is in it too. Packages without an installer
 record came inside a ROS wheel and are skipped.
 """
 
@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 REQUIREMENTS = Path(__file__).resolve().parent.parent / 'requirements'
 WITHOUT_DEPENDENCIES = {'models'}
 LEAVES = {'sglang', 'torchvision'}  # they ask for more than is installed: see sglang.in
+LEFT_OUT = {'vllm': {'torchaudio', 'torchcodec', 'torchvision'}}  # see vllm.in
 ORDER = ('ros', 'runtime', 'models', 'dev')
 
 
@@ -39,14 +40,14 @@ def needs(distribution: metadata.Distribution, extras: set[str]) -> list[Require
     return [r for r in requirements if r.marker is None or any(r.marker.evaluate(e) for e in environments)]
 
 
-def closure(roots: list[Requirement], packages: dict[str, metadata.Distribution]) -> set[str]:
-    """The names of `roots` and of everything they need, directly or not."""
+def closure(roots: list[Requirement], packages: dict[str, metadata.Distribution], left_out: set[str]) -> set[str]:
+    """The names of `roots` and of everything they need, directly or not, but for what is left out."""
     seen: set[tuple[str, frozenset[str]]] = set()
     queue = list(roots)
     while queue:
         requirement = queue.pop()
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if key in seen:
+        if key in seen or key[0] in left_out:
             continue
         if key[0] not in packages:
             raise SystemExit(f'lock: {requirement} is not installed in {sys.prefix}: install it, then run this again')
@@ -64,7 +65,7 @@ def main() -> int:
         roots = wanted(name)
         names = {canonicalize_name(r.name) for r in roots}
         if name not in WITHOUT_DEPENDENCIES:
-            names = closure(roots, packages)
+            names = closure(roots, packages, LEFT_OUT.get(name, set()))
         public = {n: packages[n].version.partition('+')[0] for n in sorted(names)}
         text = ''.join(f'{n}=={version}\n' for n, version in public.items())
         header = f'# Written by tools/lock.py from {name}.in; change that file, not this one.\n'

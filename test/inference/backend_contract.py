@@ -12,12 +12,12 @@ from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
 from kv_agent_ros.inference.base import FinishReason, GenerationRequest, InferenceBackend, Message, Role
 from kv_agent_ros.kvcache.block import SessionKey
 
-ANSWER_S = 60.0
+ANSWER_S = 180.0
 HEAD = 'Plan for a robot. ' + ' '.join(f'The plate {number} is in room {number * 7 % 31}.' for number in range(30))
 REQUEST = GenerationRequest(
     session=SessionKey(robot_id='robot1', session_id='s1'),
     messages=(Message(role=Role.SYSTEM, content=HEAD), Message(role=Role.USER, content='Tell a long story')),
-    max_new_tokens=40,
+    max_new_tokens=12,
 )
 SCHEMA = {
     'type': 'object',
