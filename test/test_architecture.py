@@ -61,6 +61,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 BANNED_NAME = re.compile(r'Helper|Util|Common|^Base|Impl$|Manager$|(^|_)(helper|utils?|common|info|new|v2)(_|$)|^data$')
 ALLOWED_NAMES = {'KVCacheManager'}
+ALLOWED_NAMES |= {
+    f'{act}_v2' for act in ('batch_exists', 'batch_get', 'batch_set', 'register_mem_host_pool')
+}  # SGLang's
 MACHINE_PATH = re.compile(r'(?<![\w.~$}])/(?:root|home/\w+|work|farm|tmp|opt|Users/\w+)/[\w.]')
 REGISTRY_HOST = re.compile(r'pypi\.org|pythonhosted|registry\.npmjs|deb\.debian|archive\.ubuntu|download\.pytorch')
 TEXT_SUFFIXES = {'.action', '.cfg', '.cmake', '.in', '.json', '.jsonl', '.lock', '.md', '.msg', '.py', '.rst', '.rviz'}
