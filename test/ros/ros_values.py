@@ -216,6 +216,8 @@ USAGE = st.builds(
     Usage,
     prompt_tokens=UINT32,
     cached_tokens=UINT32,
+    cached_host_tokens=UINT32,
+    cached_storage_tokens=UINT32,
     computed_tokens=UINT32,
     generated_tokens=UINT32,
     ttft_s=NUMBER,

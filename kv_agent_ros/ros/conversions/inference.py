@@ -32,6 +32,8 @@ def token_usage_to_msg(usage: Usage) -> TokenUsage:
     return TokenUsage(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
+        cached_host_tokens=usage.cached_host_tokens,
+        cached_storage_tokens=usage.cached_storage_tokens,
         computed_tokens=usage.computed_tokens,
         generated_tokens=usage.generated_tokens,
         ttft_s=usage.ttft_s,
@@ -44,6 +46,8 @@ def token_usage_from_msg(message: TokenUsage) -> Usage:
     return Usage(
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
+        cached_host_tokens=message.cached_host_tokens,
+        cached_storage_tokens=message.cached_storage_tokens,
         computed_tokens=message.computed_tokens,
         generated_tokens=message.generated_tokens,
         ttft_s=message.ttft_s,
