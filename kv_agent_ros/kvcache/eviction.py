@@ -4,6 +4,7 @@ A policy ranks blocks; the tree asks only about the last block of an unlocked le
 block or leave a suffix without its prefix. The default, which learns from the uses, is in hit_density.py.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -139,7 +140,7 @@ class GhostList:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._past: dict[bytes, PastUse] = {}
+        self._past: OrderedDict[bytes, PastUse] = OrderedDict()  # a dict is slow where its first entries left
 
     def __len__(self) -> int:
         return len(self._past)
@@ -148,7 +149,7 @@ class GhostList:
         """A block was evicted; the one that left longest ago is forgotten for it."""
         self._past[key] = past
         if len(self._past) > self._capacity:
-            del self._past[next(iter(self._past))]
+            self._past.popitem(last=False)
 
     def take(self, key: bytes) -> PastUse:
         """A block is back: how it had been used, NEVER_USED for an unknown one."""

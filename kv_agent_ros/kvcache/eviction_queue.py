@@ -1,7 +1,7 @@
 """Whose last block goes first: a heap of leaves by the policy's rank.
 
 Leaves are ranked when somebody evicts, not when they come; a rank that has risen meanwhile is noticed at the head, one
-that has fallen when all are ranked again, once per a quarter of the queue's length of removals.
+that has fallen when all are ranked again, once per an eighth of the queue's length of removals.
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ class EvictionQueue:
     def take(self, limit: int, now: int) -> tuple[Node, int] | None:
         """Remove the first node; with it how many blocks go from its end, up to `limit`, before another's turn."""
         self._num_taken += 1
-        if 4 * self._num_taken > len(self):
+        if 8 * self._num_taken > len(self):
             self._num_taken = 0
             self._unranked = self.nodes()
             self._heap = []

@@ -10,6 +10,7 @@ import pytest
 from kv_agent_ros.kvcache.eviction import (
     NEVER_USED,
     AgedLfuPolicy,
+    BlockUse,
     EvictionPolicy,
     GhostList,
     LruPolicy,
@@ -102,6 +103,38 @@ def test_blocks_that_come_back_stay_while_others_only_pass() -> None:
         found['lru'] += serve(lru, path, 100)[0]
     assert found['lru'] == 0
     assert found['density'] > 100
+
+
+def test_what_always_comes_back_is_worth_more_than_what_came_once_and_everything_has_a_worth() -> None:
+    policy = HitDensityPolicy()
+    tree = RadixPrefixCache(policy, 100, (policy,))
+    with np.errstate(all='raise'):
+        for number in range(500):
+            serve(tree, path_of(*range(40)), 60)
+            serve(tree, path_of(1000 + number), 60)
+    assert tree.match(path_of(*range(40))) == 40
+    assert tree.match(path_of(1000)) == 0
+
+
+def test_before_anything_is_learnt_twice_as_many_uses_are_worth_as_much_as_half_the_age() -> None:
+    policy = HitDensityPolicy()
+
+    def worth(age: int, num_uses: int) -> int:
+        use = BlockUse(
+            last_used=1000 - age,
+            first_used=1,
+            num_uses=num_uses,
+            depth=0,
+            priority=0,
+            is_end=False,
+            now=1000,
+            find_key=lambda: b'',
+        )
+        return policy.rank(use)[0]
+
+    assert worth(64, 1) > worth(256, 1)
+    assert worth(256, 4) > worth(256, 1)
+    assert abs(worth(256, 4) - worth(64, 1)) <= 2
 
 
 def test_aged_lfu_forgets_what_was_popular_long_ago() -> None:
