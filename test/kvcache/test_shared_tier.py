@@ -101,7 +101,10 @@ def test_a_shared_folder_that_hangs_is_a_miss(tmp_path: Path) -> None:
     cache.close()
 
 
-def test_what_a_hanging_shared_folder_did_not_forget_is_not_served_when_it_works_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize('fault', ['hangs', 'fails', 'is degraded'])
+def test_what_a_broken_shared_folder_did_not_forget_is_not_served_when_it_works_again(
+    tmp_path: Path, fault: str
+) -> None:
     store = FakeStore(1 << 20)
     limits = GuardLimits(deadline_s=0.2, scan_deadline_s=0.2, retry_s=0.0)
     caches = [
@@ -110,8 +113,13 @@ def test_what_a_hanging_shared_folder_did_not_forget_is_not_served_when_it_works
     ]
     caches[0].write(HEAD)
     caches[0].flush()
-    store.works.clear()
-    caches[1].manager.clear()  # it does not know yet what is in the folder
+    if fault == 'fails':
+        store.is_failing = True
+    else:
+        store.works.clear()
+    for _ in range(1 + (fault == 'is degraded')):
+        caches[1].manager.clear()  # it does not know yet what is in the folder
+    store.is_failing = False
     store.works.set()
     for _ in wait_until(lambda: not store.blocks):
         assert caches[1].read([*HEAD, 99]) == 0

@@ -112,7 +112,7 @@ class BlockStore(Protocol):
         ...
 
     def records(self) -> Iterator[BlockRecord]:
-        """All blocks, longest unused first."""
+        """All blocks, longest unused first; a listing that is not complete counts as an error in usage()."""
         ...
 
     def usage(self) -> StoreUsage:

@@ -65,6 +65,7 @@ class GuardedStore:
         self._reads, self._writes = _Rate(), _Rate()
         self._num_failures = 0  # in a row
         self._num_timeouts = 0
+        self._num_refused = 0  # listings, so that nobody takes none for an empty store
         self._is_tripped = self._is_closed = False
         self._retry_at_s = 0.0
 
@@ -133,6 +134,9 @@ class GuardedStore:
 
         with self._my_turn() as is_mine:
             is_complete = is_mine and self._ask(act, self._reads, deadline_s=self._limits.scan_deadline_s)
+            if not is_mine:
+                with self._lock:
+                    self._num_refused += 1
         yield from found if is_complete else ()
 
     def usage(self) -> StoreUsage:
@@ -141,7 +145,7 @@ class GuardedStore:
         with self._lock:
             return replace(
                 usage,
-                num_errors=usage.num_errors + self._num_timeouts,
+                num_errors=usage.num_errors + self._num_timeouts + self._num_refused,
                 read_bytes=self._reads.total_bytes,
                 written_bytes=self._writes.total_bytes,
                 read_bytes_per_s=self._reads.bytes_per_s,

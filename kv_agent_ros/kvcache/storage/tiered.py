@@ -272,8 +272,9 @@ class BackingTier:
         if self._swept_epoch == epoch:
             return True
         if self.is_shared:  # others have put blocks there that are not known here
+            num_errors = self._store.usage().num_errors
             self._delete([record.key for record in self._store.records()])
-            if self.is_degraded:
+            if self._store.usage().num_errors > num_errors:
                 return False
         self._swept_epoch = epoch
         return True
@@ -306,6 +307,8 @@ class BackingTier:
             for key in keys[held.num_blocks :]:
                 result.last = PutResult.FAILED
                 record, value = read(key)
+                if not self.is_shared and self._store.size_bytes(key):
+                    self._store.delete(key)  # forgotten, and only kept for one who reads it
                 result.last = self._put(record, value)
                 if result.last is not PutResult.STORED:
                     break

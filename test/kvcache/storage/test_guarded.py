@@ -76,7 +76,7 @@ def test_hanging_read_is_a_miss_in_time_and_the_next_one_at_once(guarded: Guarde
     assert guarded.store.put(*block(9)) is PutResult.FAILED
     assert list(guarded.store.records()) == []
     assert time.thread_time() - before_s < 0.1
-    assert guarded.store.usage().num_errors == 1
+    assert guarded.store.usage().num_errors == 2  # the listing is not complete
 
 
 def test_store_that_still_hangs_is_not_asked_again(guarded: Guarded) -> None:

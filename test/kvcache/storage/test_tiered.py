@@ -200,6 +200,31 @@ def test_block_that_is_written_again_while_it_is_being_deleted_is_there_afterwar
     assert (tier.match(transfer.path), tier.has(transfer.keys[0])) == (1, True)
 
 
+def test_what_was_there_before_a_clear_is_not_taken_for_what_is_written_after_it(
+    make: Callable[[int], BackingTier], store: GatedStore
+) -> None:
+    tier, giver, later = make(8), Giver(), VALUE + 1
+    store.gate.set()
+    transfer = giver.transfer(1)
+    tier.submit(transfer)
+    assert tier.flush(10.0)
+    reader = tier.lock(transfer.path)
+    tier.clear()
+    assert tier.sweep(10.0)
+    store.gate.clear()
+    store.entered.clear()
+    record = replace(giver.read(transfer.keys[0])[0], checksum=checksum(later))
+    tier.submit(replace(giver.transfer(1), read=lambda key: (replace(record, key=key), later)))
+    assert store.entered.wait(10.0)
+    tier.unlock(reader)
+    store.gate.set()
+    assert tier.flush(10.0)
+    out = np.empty_like(VALUE)
+    assert tier.match(transfer.path) == 1
+    assert tier.load(transfer.keys[0], LAYOUT, out) is not None
+    assert np.array_equal(out, later)
+
+
 def forget(tier: BackingTier, path: TokenPath) -> None:
     tier.cut(path, 0)
     tier.sweep(10.0)
