@@ -1,93 +1,39 @@
 """Several robots at once on the local engine: each is told what it would be told alone, in the right order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import replace
-import gc
 from itertools import count
-import json
-import random
 import threading
 
+from batch_engine import (
+    BLOCK_TOKENS,
+    SCHEMA,
+    SYSTEM,
+    TIMEOUT_S,
+    Spoken,
+    asked,
+    engine,
+    engine_threads,
+    together,
+    wait_until,
+)
 import numpy as np
-import psutil
 import pytest
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, DeadlineError, ModelUnavailableError, Outcome
-from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
+from kv_agent_ros.inference.base import FinishReason, GenerationRequest, Message, Role
 from kv_agent_ros.inference.local import LocalBackend
-from kv_agent_ros.inference.local_engine import DEFAULT_BATCHING, Batching
+from kv_agent_ros.inference.local_engine import Batching
 from kv_agent_ros.inference.local_llama import KVBuffer, Llama, Part
 from kv_agent_ros.inference.local_model import LocalModel
-from kv_agent_ros.kvcache.block import SessionKey
 from kv_agent_ros.kvcache.dram_tier import DramTier
 from kv_agent_ros.kvcache.eviction import SessionLruPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
-
-BLOCK_TOKENS = 16
-SYSTEM = Message(role=Role.SYSTEM, content='You plan for a robot that tidies a home with four rooms. ' * 3)
-SCHEMA = json.dumps({'type': 'object', 'properties': {'place': {'enum': ['kitchen', 'bed']}}, 'required': ['place']})
-TIMEOUT_S = 120.0
-
-
-@contextmanager
-def engine(
-    model: LocalModel, batching: Batching = DEFAULT_BATCHING, dram_bytes: int = 64 << 20
-) -> Iterator[tuple[LocalBackend, KVCacheManager]]:
-    sessions = SessionIndex()
-    store = HostStore(SharedArena.create(dram_bytes))
-    dram = DramTier(store=store, policy=SessionLruPolicy(sessions.is_referenced))
-    with KVCacheManager(dram=dram, sessions=sessions) as manager:
-        namespace = model.namespace(BLOCK_TOKENS)
-        backend = LocalBackend(
-            model=model, cache=manager, segments=SegmentMap(), namespace=namespace, batching=batching
-        )
-        yield backend, manager
-        backend.close()
-        assert manager.stats().num_leases == 0
-        manager.check_integrity()
-
-
-def asked(robot: str, text: str, **changes: object) -> GenerationRequest:
-    values = {
-        'session': SessionKey(robot_id=robot, session_id='s'),
-        'messages': (SYSTEM, Message(role=Role.USER, content=text)),
-        'max_new_tokens': 24,
-    }
-    return GenerationRequest(**(values | changes))
-
-
-def together(backend: LocalBackend, requests: list[GenerationRequest]) -> list[Generation]:
-    with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(lambda request: backend.generate(request, Deadline(TIMEOUT_S)), requests))
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = Deadline(TIMEOUT_S)
-    while not is_true():
-        deadline.check()
-        deadline.wait(0.002)
-
-
-class Spoken:
-    """A listener that another thread can wait for."""
-
-    def __init__(self) -> None:
-        self.text = ''
-        self.begun = threading.Event()
-
-    def __call__(self, text: str) -> None:
-        self.text += text
-        self.begun.set()
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == 'local_engine']
 
 
 @pytest.mark.parametrize('num_sequences', [2, 5, 9])
@@ -360,65 +306,3 @@ def test_thread_ends_when_there_is_nothing_to_do_and_comes_back(tiny_model: Loca
         wait_until(lambda: not engine_threads())
         assert backend.generate(asked('robot1', 'two'), Deadline(TIMEOUT_S)).outcome is Outcome.SUCCESS
     wait_until(lambda: not engine_threads())
-
-
-def storm(model: LocalModel, num_requests: int, seed: int) -> list[Generation]:
-    """Many requests of all kinds from several threads, half of them cancelled or too late at any moment."""
-    batching = Batching(max_batch=4, chunk_tokens=32)
-    with engine(model, batching, dram_bytes=4 << 20) as (backend, manager):
-
-        def ask(number: int) -> Generation:
-            chance = random.Random(seed * num_requests + number)
-            deadline = Deadline(TIMEOUT_S if chance.random() < 0.8 else chance.uniform(0.001, 0.2))
-            num_left = chance.choice([0, 1, 2, 5, 10**6, 10**6])
-            if num_left == 0:
-                timer = threading.Timer(chance.uniform(0, 0.05), deadline.cancel)
-                timer.start()
-
-            def listen(text: str) -> None:
-                nonlocal num_left
-                num_left -= 1
-                if num_left == 0:
-                    deadline.cancel()
-
-            request = asked(
-                f'robot{number % 7}',
-                'word ' * chance.randrange(1, 60),
-                max_new_tokens=chance.randrange(1, 30),
-                priority=chance.choice([0, 0, 5]),
-                temperature=chance.choice([0.0, 0.8]),
-                seed=number,
-                json_schema=chance.choice(['', SCHEMA]),
-            )
-            return backend.generate(request, deadline, listen)
-
-        with ThreadPoolExecutor(10) as pool:
-            answers = list(pool.map(ask, range(num_requests), timeout=TIMEOUT_S * 5))
-        stats = manager.stats()
-        assert stats.num_leases == 0
-        assert all(usage.used_bytes <= usage.capacity_bytes for usage in stats.tiers)
-    wait_until(lambda: not engine_threads())
-    return answers
-
-
-def check_storm(answers: list[Generation], num_requests: int) -> None:
-    outcomes = [answer.outcome for answer in answers]
-    assert len(outcomes) == num_requests
-    assert {Outcome.SUCCESS, Outcome.CANCELED} <= set(outcomes) <= {Outcome.SUCCESS, Outcome.CANCELED, Outcome.TIMEOUT}
-    assert outcomes.count(Outcome.SUCCESS) > num_requests // 4
-
-
-def test_storm_of_cancels_leaks_neither_leases_nor_threads(tiny_model: LocalModel) -> None:
-    check_storm(storm(tiny_model, 300, seed=1), 300)
-
-
-@pytest.mark.slow
-def test_2000_requests_with_random_cancels_leak_no_memory(tiny_model: LocalModel) -> None:
-    check_storm(storm(tiny_model, 500, seed=1), 500)
-    gc.collect()
-    process = psutil.Process()
-    before_bytes, num_files = process.memory_info().rss, process.num_fds()
-    check_storm(storm(tiny_model, 2000, seed=2), 2000)
-    gc.collect()
-    assert process.memory_info().rss - before_bytes < 32 << 20
-    assert process.num_fds() <= num_files + 4
