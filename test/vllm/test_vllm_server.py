@@ -42,7 +42,7 @@ def asked(topic: str, **changes: object) -> GenerationRequest:
     """A question after some hundred tokens about `topic` that no other test asks about."""
     head = ' '.join(f'The {topic} {number} is in room {number * 7 % 31}.' for number in range(30))
     messages = (Message(role=Role.SYSTEM, content=head), Message(role=Role.USER, content='Tell a long story.'))
-    return replace(REQUEST, messages=messages, **({'max_new_tokens': 4} | changes))
+    return replace(REQUEST, **({'messages': messages, 'max_new_tokens': 4} | changes))
 
 
 def wait_for(mirror: EventFollower, predicate: Callable[[], bool]) -> None:
