@@ -1,8 +1,8 @@
 """Block hit rate on request traces by capacity: our tree and default policy against SGLang's RadixCache.
 
 The peer is the best of SGLang's lru, lfu and slru at each capacity, replayed by its own code on the same requests. The
-limit is Belady's clairvoyant policy, and where everything fits, the share of blocks that were seen before. Further
-rows take parts of ours away: what it learnt, the ghosts, the references of sessions.
+limit is Belady's clairvoyant policy. Further rows take parts of ours away: what it learnt, the ghosts, the references
+of sessions. With room for every block of the trace, the share of blocks that were seen before must come out exactly.
 """
 
 import argparse
@@ -50,11 +50,13 @@ class Point:
 def main() -> None:
     """Measure, then print."""
     options = _parse()
-    points = [point for trace in _traces(options.trace) for point in _measure(trace, options.capacities)]
+    traces = _traces(options.trace)
+    points = [point for trace in traces for point in _measure(trace, options.capacities)]
     rows = [row for point in points for row in _rows(point)]
+    rows += [_uncapped(trace) for trace in traces]
     facts: dict[str, object] = {
         'gap_closed': {_name(point): round(point.gap_closed, 4) for point in points},
-        'infinite': {point.trace.name: infinite_hit_rate(point.trace) for point in points},
+        'infinite': {trace.name: infinite_hit_rate(trace) for trace in traces},
         'requests_per_s': {_name(point): round(_requests_per_s(point)) for point in points},
     }
     if options.json:
@@ -147,6 +149,21 @@ def _rows(point: Point) -> list[Row]:
             ),
         ]
     return rows
+
+
+def _uncapped(trace: Trace) -> Row:
+    capacity = max(1, trace.num_unique)
+    ours, limit = _run((trace, capacity, 'ours')).hit_rate, infinite_hit_rate(trace)
+    return Row(
+        name=f'{trace.name} uncapped ({capacity} blocks)',
+        ours=ours,
+        peer=limit,
+        peer_name='all that was seen before',
+        limit=limit,
+        ratio=ours / limit if limit else 1.0,
+        unit=UNIT,
+        n=1,
+    )
 
 
 def _named(point: Point, name: str) -> tuple[float, str]:

@@ -22,7 +22,7 @@ _COUNTS = (1, *(step << power for power in range(6) for step in (2, 3)))  # of u
 _REFRESH_TICKS = 64
 _DECAY = 0.5 ** (_REFRESH_TICKS / 16384)  # what was seen 16,384 ticks ago counts half
 _PRIOR_CHANCE = 0.05  # of another use before a block is half as old again, at any age: density falls as 1/age
-_PRIOR_BLOCKS = 50.0  # seen blocks that weigh as much as the prior, and as what was learnt for fewer uses
+_PRIOR_BLOCKS = 50.0  # seen blocks that weigh as much as what is expected before: from the age before, from fewer uses
 _LEVELS_PER_OCTAVE = 4.0  # densities that differ by less are alike: then recency decides
 
 _MAX_AGE = _AGES[-1]
@@ -88,9 +88,8 @@ def _age(ticks: int) -> int:
 
 def _levels(hits: Floats, at_risk: Floats) -> list[list[list[int]]]:
     """Hit density on a logarithmic scale by age, path end and number of uses."""
-    known = (hits.sum((1, 2)) + _PRIOR_BLOCKS * _PRIOR_CHANCE) / (at_risk.sum((1, 2)) + _PRIOR_BLOCKS)
-    known = np.repeat(known[:, None], 2, axis=1)
     chance = np.empty_like(hits)
+    known = np.repeat(_overall(hits.sum((1, 2)), at_risk.sum((1, 2)))[:, None], 2, axis=1)
     for index, count in enumerate(_COUNTS):
         more_uses = count / _COUNTS[max(0, index - 1)]
         expected = 1 - (1 - np.minimum(known, 1)) ** more_uses
@@ -99,6 +98,16 @@ def _levels(hits: Floats, at_risk: Floats) -> list[list[list[int]]]:
     density = _best_density(np.clip(chance, 1e-9, 0.999))
     levels: list[list[list[int]]] = np.floor(_LEVELS_PER_OCTAVE * np.log2(density)).astype(int).tolist()
     return levels
+
+
+def _overall(hits: Floats, at_risk: Floats) -> Floats:
+    """Chance by age over all groups; where nothing is known about an age, that of the age before, as in LRU."""
+    chances: list[float] = []
+    known = _PRIOR_CHANCE
+    for num_hits, num_at_risk in zip(hits, at_risk, strict=True):
+        known = (num_hits + _PRIOR_BLOCKS * known) / (num_at_risk + _PRIOR_BLOCKS)
+        chances.append(known)
+    return np.array(chances)
 
 
 def _best_density(chance: Floats) -> Floats:
