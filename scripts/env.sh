@@ -67,7 +67,7 @@ kv_default_env() {
   local python version key
   python=$(kv_find_python) || return 1
   version=$("$python" -c 'import sys; print("py{}.{}".format(*sys.version_info))') || return 1
-  key=$(cat "$kv_root"/requirements/*.txt | sha256sum | cut -c1-12) || return 1
+  key=$(cat "$kv_root"/requirements/{ros,runtime,models,dev}.txt | sha256sum | cut -c1-12) || return 1
   printf '%s/kv_agent_ros/%s-%s-%s' "${XDG_CACHE_HOME:-$HOME/.cache}" "$key" "$version" "$(kv_mode)"
 }
 
