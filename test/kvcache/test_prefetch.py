@@ -44,7 +44,7 @@ def gated(open_cache: Callable[..., Cache]) -> tuple[Cache, GatedReads]:
         stores.append(GatedReads(inner))
         return stores[-1]
 
-    cache = open_cache(dram_blocks=128, wrap_store=wrap)
+    cache = open_cache(dram_blocks=256, wrap_store=wrap)
     cache.write(LONG)
     cache.flush()
     cache.drop_dram()

@@ -218,12 +218,13 @@ class BackingTier:
             num_errors = store.num_errors + self._num_errors + self._worker.num_deaths
             num_hits, num_evictions = self._num_hits, self._num_evictions
             read_bytes, written_bytes = self._read_bytes, self._written_bytes
+            num_blocks = store.num_blocks if self.is_shared else self._tree.num_blocks  # without what is to be deleted
         return TierUsage(
             tier=self.tier,
             capacity_bytes=store.capacity_bytes,
             used_bytes=store.used_bytes,
             evictable_bytes=max(0, store.used_bytes - sum(self._store.size_bytes(key) for key in locked)),
-            num_blocks=store.num_blocks,
+            num_blocks=num_blocks,
             num_hits=num_hits,
             num_evictions=num_evictions,
             num_errors=num_errors,
