@@ -131,5 +131,6 @@ def test_blocks_that_were_being_promoted_during_clear_are_not_served(open_cache:
     cache.drop_dram()
     stores[0].on_read = cache.manager.clear
     assert cache.read([*HEAD, 99]) == 0
+    cache.flush()  # deleting from the disk waits for its reader
     assert [tier.used_bytes for tier in cache.manager.stats().tiers] == [0, 0]
     cache.manager.check_integrity()
