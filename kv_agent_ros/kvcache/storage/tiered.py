@@ -187,8 +187,8 @@ class BackingTier:
         return is_queued
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued is written; False when that takes longer."""
-        return self._worker.flush(timeout_s)
+        """Wait until everything queued is written or deleted; False when that takes longer."""
+        return self._worker.flush(timeout_s) and self._sweeper.flush(timeout_s)
 
     def clear(self) -> tuple[Transfer, ...]:
         """Forget everything; returns the transfers that were dropped, whose `done` is never called.
