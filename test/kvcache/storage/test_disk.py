@@ -121,3 +121,17 @@ def test_books_are_those_of_the_directory_after_a_reopen(tmp_path: Path) -> None
     assert (again.usage().used_bytes, again.usage().num_blocks) == (3 * 8192, 3)
     assert not (tmp_path / 'half.tmp').exists()
     assert {record.key for record in again.records()} == {block(number)[0].key for number in range(3)}
+
+
+def test_evidence_counts_as_used_after_a_reopen_too(tmp_path: Path) -> None:
+    store = DiskStore.open(tmp_path, 2 * 8192)
+    store.put(*block(1))
+    raw = bytearray(path_of(tmp_path, 1).read_bytes())
+    raw[-1] ^= 1
+    path_of(tmp_path, 1).write_bytes(raw)
+    store.get(block(1)[0].key, np.zeros(5000, dtype=np.uint8))
+    store.close()
+    again = DiskStore.open(tmp_path, 2 * 8192)
+    assert (again.usage().used_bytes, again.usage().num_blocks) == (8192, 0)
+    assert [again.put(*block(number)) for number in (2, 3)] == [PutResult.STORED] * 2
+    assert sum(path.stat().st_size for path in tmp_path.glob('*.[kb]*')) <= 2 * 8192
