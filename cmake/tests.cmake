@@ -1,9 +1,9 @@
 # One ctest entry per folder below test/ and per file directly in it, each with its own time limit.
 set(KV_TEST_LIMIT_S 300)
-set(KV_TEST_LIMIT_nodes_S 600)
+set(KV_TEST_LIMIT_nodes_S 900)
 set(KV_TEST_LIMIT_ros_S 600)
-set(KV_TEST_LIMIT_kvcache_S 600)
-set(KV_TEST_LIMIT_inference_S 600)
+set(KV_TEST_LIMIT_kvcache_S 900)
+set(KV_TEST_LIMIT_inference_S 900)
 set(KV_FOLDERS_WITH_OWN_COMMAND sglang vllm) # make environments of 3 GB first; CONTRIBUTING.md has the commands
 
 function(kv_add_test name path)
