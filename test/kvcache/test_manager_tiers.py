@@ -134,3 +134,26 @@ def test_blocks_that_were_being_promoted_during_clear_are_not_served(open_cache:
     cache.flush()  # deleting from the disk waits for its reader
     assert [tier.used_bytes for tier in cache.manager.stats().tiers] == [0, 0]
     cache.manager.check_integrity()
+
+
+def test_turn_that_a_defect_ends_leaves_no_lock_and_no_slot(open_cache: Callable[..., Cache]) -> None:
+    stores: list[ClearedWhileReading] = []
+
+    def wrap(inner: BlockStore) -> BlockStore:
+        stores.append(ClearedWhileReading(inner))
+        return stores[-1]
+
+    def fail() -> None:
+        raise ZeroDivisionError('a defect of the store')
+
+    cache = open_cache(wrap_store=wrap)
+    cache.write(HEAD)
+    cache.flush()
+    cache.manager.evict(2 * NAMESPACE.block_bytes)
+    stores[0].on_read = fail
+    with pytest.raises(ZeroDivisionError):
+        cache.manager.acquire(NAMESPACE, ROBOT_1, np.array([*HEAD, 99], np.int32))
+    assert (cache.manager.num_locks, cache.manager.num_reserved_slots) == (0, 0)
+    cache.manager.check_integrity()
+    stores[0].on_read = lambda: None
+    assert cache.read([*HEAD, 99]) == 16
