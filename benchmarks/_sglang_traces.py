@@ -1,10 +1,14 @@
 """Driver for SGLang's environment: block hit rates of its RadixCache on a trace, one token per block.
 
-JSON in: requests, policies, capacities; one JSON line out: the hit rate by policy and capacity.
+JSON in: requests by trace, policies, capacities; one JSON line out: hit rates by trace and policy, one per capacity.
 """
 
 from array import array
+from concurrent.futures import ProcessPoolExecutor
+import itertools
 import json
+import multiprocessing
+import os
 import sys
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
@@ -46,14 +50,22 @@ def hit_rate(requests: list[list[int]], policy: str, capacity: int) -> float:
     return num_hits / max(1, num_blocks)
 
 
-def main() -> None:
-    """All policies at all capacities."""
-    wanted = json.load(sys.stdin)
+def run(job: tuple[list[list[int]], str, int]) -> float:
+    """One replay, in a process of its own."""
     torch.set_num_threads(1)
-    rates: dict[str, list[float]] = {}
-    for policy in wanted['policies']:
-        print(f'SGLang {policy} …', file=sys.stderr, flush=True)
-        rates[policy] = [hit_rate(wanted['requests'], policy, capacity) for capacity in wanted['capacities']]
+    return hit_rate(*job)
+
+
+def main() -> None:
+    """All traces under all policies at all capacities, in parallel after one import."""
+    wanted = json.load(sys.stdin)
+    names = list(itertools.product(wanted['traces'], wanted['policies'], wanted['capacities']))
+    jobs = [(wanted['traces'][trace], policy, capacity) for trace, policy, capacity in names]
+    rates: dict[str, dict[str, list[float]]] = {trace: {} for trace in wanted['traces']}
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context('fork')) as pool:
+        for (trace, policy, capacity), rate in zip(names, pool.map(run, jobs), strict=True):
+            print(f'{trace}, {capacity} blocks, SGLang {policy}: {rate:.4f}', file=sys.stderr, flush=True)
+            rates[trace].setdefault(policy, []).append(rate)
     print(json.dumps({'rates': rates}))
 
 

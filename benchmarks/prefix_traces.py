@@ -51,7 +51,7 @@ def main() -> None:
     """Measure, then print."""
     options = _parse()
     traces = _traces(options.trace)
-    points = [point for trace in traces for point in _measure(trace, options.capacities)]
+    points = _measure(traces, options.capacities)
     rows = [row for point in points for row in _rows(point)]
     rows += [_uncapped(trace) for trace in traces]
     facts: dict[str, object] = {
@@ -87,27 +87,34 @@ def _capacities(text: str) -> tuple[int, ...]:
 
 def _traces(paths: Sequence[Path]) -> list[Trace]:
     found = list(paths) or sorted(TRACES.glob('*.jsonl'))
+    repeated = {path.stem for path in found if [other.stem for other in found].count(path.stem) > 1}
+    if repeated:
+        raise SystemExit(f'--trace: expected files of different names, got {sorted(repeated)} more than once')
     return [read_trace(path) for path in found] or [agent_trace()]
 
 
-def _measure(trace: Trace, capacities: Sequence[int]) -> list[Point]:
+def _measure(traces: Sequence[Trace], capacities: Sequence[int]) -> list[Point]:
     wanted = sorted(capacities)
-    names = [*VARIANTS, *(SESSION_VARIANTS if trace.has_sessions else ())]
-    jobs = [(trace, capacity, name) for capacity in wanted for name in names]
+    jobs = [(trace, capacity, name) for trace in traces for capacity in wanted for name in _variants(trace)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = pool.map(_run, jobs)
-        peers = _peers(trace, wanted)
-        ours = {(capacity, name): result for (_, capacity, name), result in zip(jobs, runs, strict=True)}
+        peers = _peers(traces, wanted)
+        ours = {(trace.name, *job): result for (trace, *job), result in zip(jobs, runs, strict=True)}
     return [
         Point(
             trace=trace,
             capacity=capacity,
-            ours={name: ours[capacity, name] for name in names},
-            peers={policy: rates[index] for policy, rates in peers.items()},
+            ours={name: ours[trace.name, capacity, name] for name in _variants(trace)},
+            peers={policy: rates[index] for policy, rates in peers[trace.name].items()},
             belady=belady_hit_rate(trace, capacity),
         )
+        for trace in traces
         for index, capacity in enumerate(wanted)
     ]
+
+
+def _variants(trace: Trace) -> list[str]:
+    return [*VARIANTS, *(SESSION_VARIANTS if trace.has_sessions else ())]
 
 
 def _run(job: tuple[Trace, int, str]) -> Replay:
@@ -116,17 +123,21 @@ def _run(job: tuple[Trace, int, str]) -> Replay:
     return replay(trace, capacity, name)
 
 
-def _peers(trace: Trace, capacities: Sequence[int]) -> dict[str, list[float]]:
-    """Hit rates of SGLang's policies, one per capacity; none where SGLang cannot run."""
-    request = {'requests': trace.requests, 'policies': PEER_POLICIES, 'capacities': capacities}
+def _peers(traces: Sequence[Trace], capacities: Sequence[int]) -> dict[str, dict[str, list[float]]]:
+    """Hit rates of SGLang's policies by trace, one per capacity; no policies where SGLang cannot run."""
+    requests = {trace.name: trace.requests for trace in traces}
+    request = {'traces': requests, 'policies': PEER_POLICIES, 'capacities': capacities}
     try:
         answer = run_driver(DRIVER, request, PEER_TIMEOUT_S)
     except (NoSglangError, subprocess.TimeoutExpired) as error:
         print(f'without SGLang: {error}', file=sys.stderr, flush=True)
-        return {}
+        return {trace.name: {} for trace in traces}
     rates = answer['rates']
     assert isinstance(rates, dict)
-    return {f'SGLang {policy}': values for policy, values in rates.items()}
+    return {
+        trace: {f'SGLang {policy}': values for policy, values in by_policy.items()}
+        for trace, by_policy in rates.items()
+    }
 
 
 def _rows(point: Point) -> list[Row]:
