@@ -19,7 +19,7 @@ from kv_agent_ros.kvcache.hit_density import HitDensityPolicy
 from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.kvcache.session_index import SessionIndex
 from kv_agent_ros.kvcache.storage.base import BlockStore
-from kv_agent_ros.kvcache.storage.disk import DiskStore
+from kv_agent_ros.kvcache.storage.disk import FORMAT, DiskStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.remote import RemoteStore
@@ -96,9 +96,18 @@ def open_lower_tiers(config: KVCacheConfig) -> tuple[BackingTier, ...]:
 
 
 def _open_disk(config: KVCacheConfig, below: tuple[BackingTier, ...]) -> tuple[BackingTier, ...]:
-    directory = expand(config.state_dir) / 'kv'
+    directory = _disk_folder(expand(config.state_dir))
     options = _options(config, config.ssd_write_policy, Sharing.OWN)
     return _open_tier(Tier.SSD, lambda: DiskStore.open(directory, config.ssd_bytes), options, directory, below)
+
+
+def _disk_folder(state: Path) -> Path:
+    """A folder a format, so that an update begins with an empty cache instead of one that it cannot read."""
+    folder = state / f'kv-{FORMAT}'
+    others = sorted(str(path) for path in (state / 'kv', *state.glob('kv-*')) if path.is_dir() and path != folder)
+    if others:
+        _log.warning('KV blocks of another version can be deleted, nothing reads them: %s', ', '.join(others))
+    return folder
 
 
 def _open_remote(config: KVCacheConfig) -> tuple[BackingTier, ...]:

@@ -29,6 +29,17 @@ def test_a_disk_that_cannot_be_written_leaves_a_cache_without_a_disk_tier(
     assert open_lower_tiers(replace(config, state_dir=str(blocked))) == ()
 
 
+def test_an_update_begins_with_an_empty_disk_and_names_the_old_one(
+    config: KVCacheConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = tmp_path / 'kv' / 'STORE'
+    old.parent.mkdir()
+    old.write_bytes(b'kv_agent_ros/blocks/1\n')
+    assert tiers(open_cache(config)) == [Tier.DRAM, Tier.SSD]
+    assert old.read_bytes() == b'kv_agent_ros/blocks/1\n'
+    assert f'can be deleted, nothing reads them: {old.parent}' in caplog.text
+
+
 def test_a_second_cache_in_the_same_folder_is_a_config_error(config: KVCacheConfig) -> None:
     core = open_cache(config)
     try:

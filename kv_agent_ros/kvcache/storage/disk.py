@@ -21,7 +21,8 @@ from kv_agent_ros.kvcache.storage.block_file import NO_ROOM, file_bytes, opened,
 _log = logging.getLogger(__name__)
 
 _MARKER = 'STORE'  # holds the format, and the lock of the owner
-_FORMAT = b'kv_agent_ros/blocks/3\n'
+FORMAT = 3  # of the files
+_FORMAT = b'kv_agent_ros/blocks/%d\n' % FORMAT
 
 
 class DiskStore:
