@@ -1,45 +1,25 @@
 from collections.abc import Iterator
 import itertools
 import math
-from pathlib import Path
 import threading
 
 import pytest
+from simulated_steps import LIMIT_S, do, open_simulated, succeed
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Outcome
-from kv_agent_ros.robot.base import Argument, Robot, Step, StepResult
+from kv_agent_ros.robot.base import Argument, Step, StepResult
 from kv_agent_ros.robot.faults import ANY_TARGET, FaultKind
-from kv_agent_ros.robot.home import SimulatedHome
-from kv_agent_ros.robot.home_setup import AS_FAST_AS_POSSIBLE, HomeOptions, open_home
+from kv_agent_ros.robot.home_setup import AS_FAST_AS_POSSIBLE, HomeOptions
 from kv_agent_ros.robot.sensing import HomeTruth
 from kv_agent_ros.robot.simulated import SimulatedRobot
 from kv_agent_ros.robot.skills import HOUSEHOLD_SKILLS
 
-HOME = Path(__file__).parents[2] / 'config' / 'worlds' / 'home.yaml'
-FAST = HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE)
-LIMIT_S = 60.0
-
-
-def _home(options: HomeOptions = FAST, num_robots: int = 1) -> SimulatedHome:
-    return open_home(HOME, [f'robot{i + 1}' for i in range(num_robots)], options)
-
-
-def _do(home: SimulatedHome, skill: str, robot_id: str = 'robot1', **arguments: Argument) -> StepResult:
-    robot: Robot = SimulatedRobot(home, robot_id)
-    return robot.execute(Step(skill=skill, arguments=arguments), Deadline(LIMIT_S))
-
-
-def _succeed(home: SimulatedHome, *steps: tuple[str, dict[str, Argument]]) -> None:
-    for skill, arguments in steps:
-        result = _do(home, skill, **arguments)
-        assert result.is_success, f'{skill} {arguments}: {result}'
-
 
 def test_the_standard_task_halves_the_cup_and_ends_in_the_dock() -> None:
-    home = _home()
+    home = open_simulated()
 
-    _succeed(
+    succeed(
         home,
         ('navigate', {'target': 'kitchen'}),
         ('find', {'target': 'cup'}),
@@ -60,11 +40,11 @@ def test_the_standard_task_halves_the_cup_and_ends_in_the_dock() -> None:
 
 
 def test_it_has_the_household_skills_and_does_every_one_of_them() -> None:
-    home = _home()
+    home = open_simulated()
     assert SimulatedRobot(home, 'robot1').skills() == HOUSEHOLD_SKILLS
-    _succeed(home, ('close', {'target': 'kitchen_door'}), ('open', {'target': 'kitchen_door'}))
+    succeed(home, ('close', {'target': 'kitchen_door'}), ('open', {'target': 'kitchen_door'}))
     before_s = home.sim_time_s()
-    _succeed(home, ('wait', {'duration_s': 7.0}))
+    succeed(home, ('wait', {'duration_s': 7.0}))
     assert home.sim_time_s() - before_s == pytest.approx(7.0, abs=0.1)
 
 
@@ -72,17 +52,17 @@ def test_it_has_the_household_skills_and_does_every_one_of_them() -> None:
     'place', ['kitchen', 'bedroom', 'bathroom', 'living_room', 'counter', 'bed', 'kitchen_hallway']
 )
 def test_navigate_goes_to_rooms_to_locations_and_to_the_only_location_of_a_category(place: str) -> None:
-    home = _home()
-    result = _do(home, 'navigate', target=place)
+    home = open_simulated()
+    result = do(home, 'navigate', target=place)
     assert result.is_success
     expected = {'counter': 'kitchen', 'bed': 'bedroom'}.get(place, place)
     assert home.state('robot1').room == expected
 
 
 def test_driving_takes_the_time_that_speed_and_distance_say_and_drains_the_battery() -> None:
-    slow, fast = _home(), _home()
-    slow_s = _do(slow, 'navigate', target='kitchen', speed_mps=0.25).duration_s
-    fast_s = _do(fast, 'navigate', target='kitchen', speed_mps=1.0).duration_s
+    slow, fast = open_simulated(), open_simulated()
+    slow_s = do(slow, 'navigate', target='kitchen', speed_mps=0.25).duration_s
+    fast_s = do(fast, 'navigate', target='kitchen', speed_mps=1.0).duration_s
     assert slow_s > 2.5 * fast_s
     track = [(x, y) for _, x, y in fast.path_history('robot1')]
     length_m = sum(math.dist(a, b) for a, b in itertools.pairwise(track))
@@ -109,10 +89,10 @@ def test_driving_takes_the_time_that_speed_and_distance_say_and_drains_the_batte
     ],
 )
 def test_what_is_no_valid_call_is_refused_and_nothing_moves(skill: str, arguments: dict[str, Argument]) -> None:
-    home = _home()
+    home = open_simulated()
     before = home.state('robot1')
 
-    result = _do(home, skill, **arguments)
+    result = do(home, skill, **arguments)
 
     assert result.outcome is Outcome.INVALID_ACTION
     assert result.message
@@ -133,28 +113,28 @@ def test_what_is_no_valid_call_is_refused_and_nothing_moves(skill: str, argument
 def test_what_the_world_does_not_allow_from_the_dock_is_a_precondition_failure(
     skill: str, arguments: dict[str, Argument]
 ) -> None:
-    home = _home()
-    result = _do(home, skill, **arguments)
+    home = open_simulated()
+    result = do(home, skill, **arguments)
     assert result.outcome is Outcome.PRECONDITION_FAILURE
     assert not home.state('robot1').is_moving
 
 
 def test_a_full_gripper_takes_nothing_and_what_is_no_vessel_pours_nothing() -> None:
-    home = _home()
-    _succeed(home, ('navigate', {'target': 'kitchen_counter'}), ('pick', {'target': 'apple1'}))
-    assert _do(home, 'pick', target='cup1').outcome is Outcome.PRECONDITION_FAILURE
-    assert _do(home, 'pour', target='sink', fraction=0.5).outcome is Outcome.PRECONDITION_FAILURE
-    assert _do(home, 'place', target='coffee_table').outcome is Outcome.PRECONDITION_FAILURE
+    home = open_simulated()
+    succeed(home, ('navigate', {'target': 'kitchen_counter'}), ('pick', {'target': 'apple1'}))
+    assert do(home, 'pick', target='cup1').outcome is Outcome.PRECONDITION_FAILURE
+    assert do(home, 'pour', target='sink', fraction=0.5).outcome is Outcome.PRECONDITION_FAILURE
+    assert do(home, 'place', target='coffee_table').outcome is Outcome.PRECONDITION_FAILURE
     assert home.truth().object('apple1').location == 'robot1'
 
 
 def test_a_removed_object_is_not_found_and_a_set_fill_level_is_what_is_seen() -> None:
     options = HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, removed=('cup1',), fill_levels={'bottle1': 0.3})
-    home = _home(options)
-    _succeed(home, ('navigate', {'target': 'kitchen'}))
+    home = open_simulated(options)
+    succeed(home, ('navigate', {'target': 'kitchen'}))
 
-    missing = _do(home, 'find', target='cup')
-    _succeed(home, ('inspect', {'target': 'bottle'}))
+    missing = do(home, 'find', target='cup')
+    succeed(home, ('inspect', {'target': 'bottle'}))
 
     assert missing.outcome is Outcome.PRECONDITION_FAILURE
     seen = {s.object_id: s for s in home.sense('robot1').sightings}
@@ -162,80 +142,80 @@ def test_a_removed_object_is_not_found_and_a_set_fill_level_is_what_is_seen() ->
 
 
 def test_pouring_everything_leaves_nothing_and_twice_a_half_leaves_a_quarter() -> None:
-    home = _home()
-    _succeed(home, ('navigate', {'target': 'kitchen'}), ('pick', {'target': 'cup'}))
-    _succeed(home, *[('pour', {'target': 'sink', 'fraction': 0.5})] * 2)
+    home = open_simulated()
+    succeed(home, ('navigate', {'target': 'kitchen'}), ('pick', {'target': 'cup'}))
+    succeed(home, *[('pour', {'target': 'sink', 'fraction': 0.5})] * 2)
     assert home.truth().object('cup1').fill_level == pytest.approx(0.25)
-    _succeed(home, ('pour', {'target': 'sink', 'fraction': 1.0}))
+    succeed(home, ('pour', {'target': 'sink', 'fraction': 1.0}))
     assert home.truth().object('cup1').fill_level == 0.0
 
 
 def test_a_closed_door_leaves_no_path_until_it_is_opened_again() -> None:
-    home = _home()
-    _succeed(home, ('close', {'target': 'kitchen_door'}))
-    closed = _do(home, 'navigate', target='kitchen')
-    _succeed(home, ('open', {'target': 'kitchen_door'}), ('navigate', {'target': 'kitchen'}))
+    home = open_simulated()
+    succeed(home, ('close', {'target': 'kitchen_door'}))
+    closed = do(home, 'navigate', target='kitchen')
+    succeed(home, ('open', {'target': 'kitchen_door'}), ('navigate', {'target': 'kitchen'}))
     assert closed.outcome is Outcome.PLANNING_FAILURE
 
 
 def test_an_injected_slip_fails_once_and_the_object_stays_where_it_was() -> None:
-    home = _home()
+    home = open_simulated()
     home.inject_fault(FaultKind.SLIP, 'cup1', 1)
-    _succeed(home, ('navigate', {'target': 'kitchen'}))
+    succeed(home, ('navigate', {'target': 'kitchen'}))
 
-    slipped = _do(home, 'pick', target='cup1')
+    slipped = do(home, 'pick', target='cup1')
 
     assert slipped.outcome is Outcome.EXECUTION_FAILURE
     assert 'slip' in slipped.message
     assert home.truth().object('cup1').location == 'kitchen_counter'
-    _succeed(home, ('pick', {'target': 'cup1'}))
+    succeed(home, ('pick', {'target': 'cup1'}))
 
 
 def test_a_slip_while_placing_leaves_the_object_in_the_gripper() -> None:
-    home = _home()
-    _succeed(home, ('navigate', {'target': 'kitchen'}), ('pick', {'target': 'cup1'}))
+    home = open_simulated()
+    succeed(home, ('navigate', {'target': 'kitchen'}), ('pick', {'target': 'cup1'}))
     home.inject_fault(FaultKind.SLIP, ANY_TARGET, 1)
-    assert _do(home, 'place', target='kitchen_table').outcome is Outcome.EXECUTION_FAILURE
+    assert do(home, 'place', target='kitchen_table').outcome is Outcome.EXECUTION_FAILURE
     assert home.state('robot1').holding == 'cup1'
 
 
 def test_a_blocked_doorway_stops_the_robot_before_it_and_is_free_for_the_next_step() -> None:
-    home = _home()
+    home = open_simulated()
     home.inject_fault(FaultKind.BLOCKED_PATH, 'kitchen_door', 1)
 
-    blocked = _do(home, 'navigate', target='kitchen')
+    blocked = do(home, 'navigate', target='kitchen')
 
     assert blocked.outcome is Outcome.EXECUTION_FAILURE
     assert 'kitchen_hallway' in blocked.message
     assert home.state('robot1').pose.x_m > 4.4
     assert home.state('robot1').pose.x_m < 5.5
-    _succeed(home, ('navigate', {'target': 'kitchen'}))
+    succeed(home, ('navigate', {'target': 'kitchen'}))
 
 
 def test_a_missed_detection_hides_an_object_for_one_step() -> None:
-    home = _home()
+    home = open_simulated()
     home.inject_fault(FaultKind.MISSED_DETECTION, 'cup1', 1)
-    _succeed(home, ('navigate', {'target': 'kitchen_counter'}))
+    succeed(home, ('navigate', {'target': 'kitchen_counter'}))
 
-    missed = _do(home, 'find', target='cup')
+    missed = do(home, 'find', target='cup')
     hidden = {s.object_id for s in home.sense('robot1').sightings}
 
     assert missed.outcome is Outcome.PRECONDITION_FAILURE
     assert 'cup1' not in hidden
-    _succeed(home, ('find', {'target': 'cup'}))
+    succeed(home, ('find', {'target': 'cup'}))
 
 
 def test_an_empty_battery_ends_a_drive_where_it_is() -> None:
-    home = _home(HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, batteries={'robot1': 0.005}))
-    result = _do(home, 'navigate', target='kitchen')
+    home = open_simulated(HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, batteries={'robot1': 0.005}))
+    result = do(home, 'navigate', target='kitchen')
     assert result.outcome is Outcome.EXECUTION_FAILURE
     assert 'battery' in result.message
     assert home.state('robot1').room == 'living_room'
 
 
 def test_a_docked_robot_charges() -> None:
-    home = _home(HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, batteries={'robot1': 0.5}))
-    _succeed(home, ('wait', {'duration_s': 60.0}))
+    home = open_simulated(HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, batteries={'robot1': 0.5}))
+    succeed(home, ('wait', {'duration_s': 60.0}))
     assert home.state('robot1').battery == pytest.approx(0.62, abs=0.001)
 
 
@@ -247,7 +227,7 @@ def _counting_deadline(num_readings: int) -> Deadline:
 
 @pytest.mark.parametrize('num_readings', [2, 30, 90])
 def test_a_deadline_in_the_middle_of_a_drive_is_a_timeout_and_the_robot_stands(num_readings: int) -> None:
-    home = _home()
+    home = open_simulated()
     robot = SimulatedRobot(home, 'robot1')
 
     result = robot.execute(Step(skill='navigate', arguments={'target': 'kitchen'}), _counting_deadline(num_readings))
@@ -258,8 +238,8 @@ def test_a_deadline_in_the_middle_of_a_drive_is_a_timeout_and_the_robot_stands(n
 
 
 def test_a_deadline_in_the_middle_of_pouring_leaves_what_was_not_poured_yet() -> None:
-    home = _home()
-    _succeed(home, ('navigate', {'target': 'sink'}), ('pick', {'target': 'cup'}), ('navigate', {'target': 'sink'}))
+    home = open_simulated()
+    succeed(home, ('navigate', {'target': 'sink'}), ('pick', {'target': 'cup'}), ('navigate', {'target': 'sink'}))
     step = Step(skill='pour', arguments={'target': 'sink', 'fraction': 1.0})
 
     result = SimulatedRobot(home, 'robot1').execute(step, _counting_deadline(40))
@@ -289,7 +269,7 @@ TO_KITCHEN = Step(skill='navigate', arguments={'target': 'kitchen'})
 
 
 def test_a_cancelled_drive_ends_canceled_within_a_second_and_the_robot_stands() -> None:
-    robot = SimulatedRobot(_home(HomeOptions()), 'robot1')
+    robot = SimulatedRobot(open_simulated(HomeOptions()), 'robot1')
     running = _Running(robot, TO_KITCHEN)
 
     running.deadline.cancel()
@@ -299,7 +279,7 @@ def test_a_cancelled_drive_ends_canceled_within_a_second_and_the_robot_stands() 
 
 
 def test_stop_has_the_robot_standing_when_it_returns_and_ends_the_step() -> None:
-    robot = SimulatedRobot(_home(HomeOptions()), 'robot1')
+    robot = SimulatedRobot(open_simulated(HomeOptions()), 'robot1')
     running = _Running(robot, TO_KITCHEN)
 
     robot.stop()
@@ -313,7 +293,7 @@ def test_stop_has_the_robot_standing_when_it_returns_and_ends_the_step() -> None
 
 
 def test_a_second_step_while_one_runs_is_refused_as_busy() -> None:
-    robot = SimulatedRobot(_home(HomeOptions()), 'robot1')
+    robot = SimulatedRobot(open_simulated(HomeOptions()), 'robot1')
     running = _Running(robot, TO_KITCHEN)
 
     second = robot.execute(Step(skill='wait', arguments={'duration_s': 1.0}), Deadline(5.0))
@@ -324,68 +304,11 @@ def test_a_second_step_while_one_runs_is_refused_as_busy() -> None:
     assert running.outcome(within_s=1.0) is Outcome.CANCELED
 
 
-def test_two_robots_at_once_both_get_to_the_kitchen_and_never_touch() -> None:
-    home = _home(num_robots=2)
-    results: dict[str, StepResult] = {}
-
-    def drive(robot_id: str) -> None:
-        results[robot_id] = _do(home, 'navigate', robot_id=robot_id, target='kitchen')
-
-    threads = [threading.Thread(target=drive, args=(robot_id,)) for robot_id in home.robot_ids]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-
-    poses = [state.pose for state in home.truth().robots]
-    assert all(result.is_success for result in results.values()), results
-    assert math.dist((poses[0].x_m, poses[0].y_m), (poses[1].x_m, poses[1].y_m)) >= 0.4
-
-
-def test_two_robots_that_meet_at_a_door_let_each_other_pass() -> None:
-    home = _home(num_robots=2)
-    assert _do(home, 'navigate', robot_id='robot2', target='kitchen').is_success
-    results: dict[str, StepResult] = {}
-
-    def swap(robot_id: str, place: str) -> None:
-        results[robot_id] = _do(home, 'navigate', robot_id=robot_id, target=place)
-
-    places = {'robot1': 'kitchen', 'robot2': 'living_room'}
-    threads = [threading.Thread(target=swap, args=each) for each in places.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-
-    assert all(result.is_success for result in results.values()), results
-    assert {state.robot_id: state.room for state in home.truth().robots} == places
-
-
-def test_two_robots_dock_in_two_bays() -> None:
-    home = _home(num_robots=2)
-    for robot_id in home.robot_ids:
-        assert _do(home, 'navigate', robot_id=robot_id, target='bedroom').is_success
-    for robot_id in reversed(home.robot_ids):
-        assert _do(home, 'dock', robot_id=robot_id).is_success
-    assert all(state.is_docked for state in home.truth().robots)
-
-
-def test_a_robot_sees_what_another_holds_but_cannot_take_it() -> None:
-    home = _home(num_robots=2)
-    _succeed(home, ('navigate', {'target': 'kitchen'}), ('pick', {'target': 'cup1'}))
-    assert _do(home, 'navigate', robot_id='robot2', target='kitchen').is_success
-
-    result = _do(home, 'pick', robot_id='robot2', target='cup1')
-
-    assert result.outcome is Outcome.PRECONDITION_FAILURE
-    assert 'robot1' in result.message
-
-
 def test_driving_keeps_out_of_the_wet_floor_unless_sent_there() -> None:
-    home = _home()
-    _succeed(home, ('navigate', {'target': 'bathroom'}), ('navigate', {'target': 'bathroom_sink'}))
+    home = open_simulated()
+    succeed(home, ('navigate', {'target': 'bathroom'}), ('navigate', {'target': 'bathroom_sink'}))
     assert not any(_is_wet(x, y) for _, x, y in home.path_history('robot1'))
-    _succeed(home, ('navigate', {'target': 'washing_machine'}))
+    succeed(home, ('navigate', {'target': 'washing_machine'}))
     assert any(_is_wet(x, y) for _, x, y in home.path_history('robot1'))
 
 
@@ -398,15 +321,17 @@ Run = tuple[list[StepResult], HomeTruth, tuple[tuple[float, float, float], ...]]
 
 def _unlucky_run(seed: int) -> Run:
     rates = {FaultKind.SLIP: 0.5, FaultKind.BLOCKED_PATH: 0.3, FaultKind.MISSED_DETECTION: 0.3}
-    home = _home(HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, seed=seed, fault_rates=rates, pose_noise_m=0.02))
+    home = open_simulated(
+        HomeOptions(realtime_factor=AS_FAST_AS_POSSIBLE, seed=seed, fault_rates=rates, pose_noise_m=0.02)
+    )
     results = []
     for _ in range(2):
-        results.append(_do(home, 'navigate', target='kitchen'))
-        results.append(_do(home, 'find', target='cup'))
+        results.append(do(home, 'navigate', target='kitchen'))
+        results.append(do(home, 'find', target='cup'))
         home.sense('robot1')
-        results.append(_do(home, 'pick', target='cup1'))
-        results.append(_do(home, 'place', target='kitchen_table'))
-        results.append(_do(home, 'dock'))
+        results.append(do(home, 'pick', target='cup1'))
+        results.append(do(home, 'place', target='kitchen_table'))
+        results.append(do(home, 'dock'))
     return results, home.truth(), home.path_history('robot1')
 
 
