@@ -2,6 +2,7 @@
 
 import ast
 from dataclasses import fields
+from importlib import metadata
 from pathlib import Path
 import re
 import xml.etree.ElementTree as ElementTree
@@ -32,6 +33,17 @@ def assignment(path: Path, name: str) -> object:
 def locked(name: str) -> dict[str, str]:
     lines = (ROOT / 'requirements' / f'{name}.txt').read_text(encoding='utf-8').splitlines()
     return dict(line.split('==') for line in lines if not line.startswith('#'))
+
+
+def imported_roots(path: Path) -> set[str]:
+    """The first names of all modules that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split('.')[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or '').split('.')[0])
+    return found
 
 
 def config_of(node: str) -> set[str]:
@@ -133,6 +145,27 @@ def test_every_pip_dependency_is_locked_within_its_range():
                 wrong.append(f'{requirement} but {version} in requirements/')
 
     assert wrong == []
+
+
+def test_nothing_is_imported_that_only_this_environment_happens_to_have():
+    """What the package, its tests and its benchmarks import comes from the locks, or a fresh environment lacks it."""
+    names = {name for lock in ('ros', 'runtime', 'models', 'dev') for name in locked(lock)}
+    unlocked = {
+        module: distribution.metadata['Name']
+        for module, names_here in metadata.packages_distributions().items()
+        for distribution in map(metadata.distribution, names_here)
+        if (distribution.read_text('INSTALLER') or '').strip() and canonicalize_name(distribution.name) not in names
+    }
+    sources = [path for folder in ('kv_agent_ros', 'test', 'benchmarks') for path in (ROOT / folder).rglob('*.py')]
+
+    wrong = {
+        f'{path.relative_to(ROOT)}: {module} of {unlocked[module]}'
+        for path in sources
+        for module in imported_roots(path)
+        if module in unlocked
+    }
+
+    assert wrong == set()
 
 
 def test_the_locks_agree_on_every_version():
