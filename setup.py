@@ -42,7 +42,15 @@ EXTRAS_REQUIRE = {
     'local': ['gguf>=0.19', 'llguidance>=1.9', 'safetensors>=0.5', 'tokenizers>=0.23', 'torch>=2.6'],
     'fast': ['numba>=0.60'],  # inner loops of quantisation; without it numpy gives the same bits, slower
     'sglang': ['httpx>=0.27'],  # the client; the server has an environment of its own
-    'dev': ['hypothesis>=6.100', 'jsonschema>=4.19', 'mypy>=1.15', 'pytest>=8,<9', 'ruff>=0.11', 'transformers>=5.24'],
+    'dev': [
+        'hypothesis>=6.100',
+        'jsonschema>=4.19',
+        'mypy>=1.15',
+        'psutil>=6',
+        'pytest>=8,<9',
+        'ruff>=0.11',
+        'transformers>=5.24',
+    ],
 }
 
 
