@@ -4,7 +4,12 @@ import importlib
 import os
 import signal
 import sys
+import threading
+import time
 from typing import NoReturn
+
+LIFELINE = '--lifeline'
+GRACE_S = 4.0
 
 
 def start(module: str) -> NoReturn:
@@ -23,5 +28,21 @@ def start(module: str) -> NoReturn:
     os._exit(code)
 
 
+def end_with_starter() -> None:
+    """End this process when stdin ends: its starter holds the other end, and lets go even when it is killed."""
+    threading.Thread(target=_watch_stdin, name='lifeline', daemon=True).start()
+
+
+def _watch_stdin() -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os._exit(1)
+
+
 if __name__ == '__main__':
+    if sys.argv[1] == LIFELINE:
+        sys.argv.pop(1)
+        end_with_starter()
     start(sys.argv.pop(1))

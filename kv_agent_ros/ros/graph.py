@@ -1,6 +1,7 @@
 """Starts a graph of nodes as processes where `ros2 launch` is not installed: the demonstration and the tests use it.
 
-The same nodes with the same parameters as launch/fleet.launch.py. Every process is ended: SIGINT, then SIGKILL.
+The same nodes with the same parameters as launch/fleet.launch.py. Every process is ended: SIGINT, then SIGKILL. When
+the starter itself is killed, the pipe to each process closes and it ends by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,9 +112,11 @@ class ProcessGraph:
         folder.mkdir(parents=True, exist_ok=True)
         log = self._files.enter_context((folder / 'output.log').open('ab' if label in self._running else 'wb'))
         command = _command(process, folder)
+        if label in self._running:
+            _let_go(self._running[label])
         with _signals_held():  # start.py lets them through when it can end cleanly
             self._running[label] = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True
             )
 
     def kill(self, label: str) -> None:
@@ -172,6 +175,14 @@ def _await_end(process: 'subprocess.Popen[bytes]', ends_at: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait(GRACE_S)
+    finally:
+        _let_go(process)
+
+
+def _let_go(process: 'subprocess.Popen[bytes]') -> None:
+    """Close the lifeline: a process that still runs ends."""
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _command(process: NodeProcess, folder: Path) -> list[str]:
@@ -185,7 +196,7 @@ def _command(process: NodeProcess, folder: Path) -> list[str]:
         params.write_text(yaml.safe_dump(sections, allow_unicode=True))
         own += ['--params-file', str(params)]
     module = f'nodes.{process.executable}'
-    return [sys.executable, '-m', 'kv_agent_ros.start', module, *process.arguments, *own]
+    return [sys.executable, '-m', 'kv_agent_ros.start', '--lifeline', module, *process.arguments, *own]
 
 
 def _section(values: Mapping[str, Setting]) -> dict[str, dict[str, object]]:

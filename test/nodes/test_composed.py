@@ -5,8 +5,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 import signal
 import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 from running_graph import RunningGraph, own_domain, poll, settings
 
@@ -25,6 +27,16 @@ SHARED = (
     'planner_node',
     'inspector_node',
 )
+STARTER = """
+from pathlib import Path
+import sys, time
+from kv_agent_ros.ros.graph import NodeProcess, ProcessGraph
+
+labels = ('world_model_node', 'memory_node')
+with ProcessGraph([NodeProcess(executable=label) for label in labels], Path(sys.argv[1])) as graph:
+    print(*map(graph.pid, labels), flush=True)
+    time.sleep(60)
+"""
 LABELS = (*SHARED, 'robot1/perception_node', 'robot1/harness_node', 'robot1/agent_node')
 
 
@@ -49,6 +61,19 @@ def test_every_node_alone_becomes_active_and_ends_cleanly_by_a_signal(tmp_path: 
             assert_ends_cleanly(graph, label, number)
 
 
+def test_a_graph_whose_starter_is_killed_leaves_no_node_behind(tmp_path: Path) -> None:
+    starter = subprocess.Popen([sys.executable, '-c', STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert starter.stdout is not None
+        nodes = [psutil.Process(int(pid)) for pid in starter.stdout.readline().split()]
+    finally:
+        starter.kill()
+        starter.communicate(timeout=END_S)
+
+    assert len(nodes) == 2
+    poll(lambda: all(has_ended(node) for node in nodes), 2 * END_S, 'an end of both nodes')
+
+
 @pytest.mark.parametrize('label', ['memory_node', 'robot1/harness_node', 'inference_node'])
 @pytest.mark.parametrize('delay_s', [0.2, 1.0])
 def test_a_signal_during_the_start_ends_a_node_cleanly(tmp_path: Path, label: str, delay_s: float) -> None:
@@ -56,6 +81,13 @@ def test_a_signal_during_the_start_ends_a_node_cleanly(tmp_path: Path, label: st
         ends_at = time.monotonic() + delay_s
         poll(lambda: time.monotonic() > ends_at, delay_s + 5.0, 'a moment of starting')
         assert_ends_cleanly(graph, label, signal.SIGINT)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @contextmanager
