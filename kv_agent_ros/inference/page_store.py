@@ -5,7 +5,7 @@ the first one of a namespace, so that a shared store evicts tails before heads a
 tenant has another key. Knows neither torch nor the engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 import hashlib
 import logging
@@ -19,11 +19,13 @@ from kv_agent_ros.errors import ConfigError, StoreError
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
 from kv_agent_ros.kvcache.codec import BlockCodec, Float16Codec, RawCodec, codec_named
 from kv_agent_ros.kvcache.codec_policy import codec_for
-from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, checksum
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore, StoredBlock
 
 _log = logging.getLogger(__name__)
 
 BITS = (2, 4, 8, 16, 32)  # 16: float16, exact where the engine has that; 32: the engine's own bytes
+_RUN_BYTES = 4 << 20  # of stored pages that are waited for together
 _SAMPLE_BYTES = 64 << 10
 _NUM_SAMPLES = 16
 
@@ -53,7 +55,7 @@ class PageStats:
 class PageStore:
     """The pages of one namespace. Thread-safe as its store is; a failing store only misses."""
 
-    def __init__(self, store: BlockStore, root: bytes) -> None:
+    def __init__(self, store: GuardedStore, root: bytes) -> None:
         self._store = store
         self._root = root  # KVNamespace.digest
         self._lock = threading.Lock()  # guards the books
@@ -97,10 +99,10 @@ class PageStore:
         `take` gets the number of the page and its bytes, which are valid until it returns. Returns how many there were.
         """
         begun_s = time.perf_counter()
-        stored, page = np.empty(layout.num_bytes, np.uint8), np.empty(layout.num_bytes, np.uint8)
+        page = np.empty(layout.num_bytes, np.uint8)
         num_read = 0
-        for place in places:
-            if not self._read(place, layout, stored, page):
+        for block in self._stored(places, layout):
+            if not self._decode(block, layout, page):
                 break
             take(num_read, page)
             num_read += 1
@@ -130,15 +132,22 @@ class PageStore:
         """Close the store; its pages stay."""
         self._store.close()
 
-    def _read(self, place: PageKey, layout: BlockLayout, stored: ByteArray, page: ByteArray) -> bool:
-        record = self._store.get(place.key, stored)
-        if record is None:
-            return False
+    def _stored(self, places: Sequence[PageKey], layout: BlockLayout) -> Iterator[StoredBlock]:
+        """These pages as they are stored, up to the first miss; many at a time, and as many as that are in memory."""
+        keys = [place.key for place in places]
+        while keys:
+            run = self._store.get_run(keys, max(_RUN_BYTES, layout.num_bytes))
+            if not run:
+                return
+            yield from run
+            keys = keys[len(run) :]
+
+    def _decode(self, block: StoredBlock, layout: BlockLayout, page: ByteArray) -> bool:
         try:
-            codec_named(record.codec).decode(stored[: record.length_bytes], layout, page)
+            codec_named(block.record.codec).decode(block.stored, layout, page)
         except StoreError as error:
-            _log.warning('page %s cannot be read (%s); it is deleted', place.key.hex()[:12], error)
-            self._store.delete(place.key)
+            _log.warning('page %s cannot be read (%s); it is deleted', block.record.key.hex()[:12], error)
+            self._store.delete(block.record.key)
             return False
         return True
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 import hashlib
 from pathlib import Path
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.page_store import PageKey, PageStore, model_revision, opaque_layout
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace
 from kv_agent_ros.kvcache.storage.base import ByteArray
-from kv_agent_ros.kvcache.storage.guarded import GuardedStore
+from kv_agent_ros.kvcache.storage.fake import FakeStore
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
 from kv_agent_ros.kvcache.storage.remote import RemoteStore
 
 NAMESPACE = KVNamespace(
@@ -141,6 +143,52 @@ def test_a_damaged_page_is_a_miss_and_is_written_again(tmp_path: Path) -> None:
     assert again.find(again.keys([], hashes(3))) == 1
     assert again.put(place, page(1), LAYOUT)
     assert again.find(again.keys([], hashes(3))) == 3
+
+
+@pytest.mark.parametrize('bits', [4, 16])
+def test_more_pages_than_are_read_at_once_come_back_in_their_order(tmp_path: Path, bits: int) -> None:
+    layout = BlockLayout(shape=(2, 30, 3, 16, 64), dtype='float32', bits=bits)
+    store = opened(tmp_path, capacity_bytes=64 << 20)
+    places = store.keys([], hashes(50 if bits == 4 else 14))
+    for index, place in enumerate(places):
+        assert store.put(place, page(index, layout), layout)
+    found: list[float] = []
+    taken = store.read(places, layout, lambda number, block: found.append(relative_error(block, page(number, layout))))
+    assert taken == len(places)
+    assert max(found) < (0.02 if bits == 4 else 1e-6)
+
+
+def test_pages_before_a_damaged_one_are_handed_over_and_none_after_it(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 5)
+    places = store.keys([], hashes(5))
+    path = tmp_path / 'blocks' / f'{places[3].key.hex()}.kv'
+    damaged = bytearray(path.read_bytes())
+    damaged[200] ^= 1
+    path.write_bytes(damaged)
+    taken: list[int] = []
+    assert store.read(places, LAYOUT, lambda number, block: taken.append(number)) == 3
+    assert taken == [0, 1, 2]
+    assert (store.stats().num_read, store.stats().num_missed) == (3, 1)
+
+
+def test_a_device_that_hangs_is_a_miss_in_time_and_is_back_by_itself() -> None:
+    device, seconds = FakeStore(ROOM_BYTES), [0.0]
+    limits = GuardLimits(deadline_s=0.2, retry_s=1.0)
+    store = PageStore(GuardedStore(device, limits, lambda: seconds[0]), NAMESPACE.digest)
+    fill(store, 3)
+    places = store.keys([], hashes(3))
+    device.works.clear()
+    begun_s = time.monotonic()
+    assert store.read(places, LAYOUT, lambda number, block: None) == 0
+    assert not store.put(store.keys([], hashes(1, 'b'))[0], page(1), LAYOUT)
+    assert store.find(places) == 0
+    assert time.monotonic() - begun_s < 10.0
+    device.works.set()
+    begun_s = time.monotonic()
+    while store.read(places, LAYOUT, lambda number, block: None) < 3 and time.monotonic() - begun_s < 30.0:
+        seconds[0] += 1.0
+    assert store.read(places, LAYOUT, lambda number, block: None) == 3
 
 
 def test_a_page_of_another_size_than_asked_for_is_a_miss(tmp_path: Path) -> None:

@@ -29,15 +29,28 @@ class GuardLimits:
     retry_s: float = 10.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredBlock:
+    """A block as it was read."""
+
+    record: BlockRecord
+    stored: ByteArray  # record.length_bytes long
+
+
 class _Rate:
-    """Bytes and seconds per operation in one direction; the last ten count most."""
+    """Bytes and seconds per block in one direction; the last ten count most."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
         self.latency_s = 0.0
         self._bytes = 0.0
 
-    def add(self, num_bytes: int, duration_s: float) -> None:
+    def add(self, sizes: Sequence[int], duration_s: float) -> None:
+        """Blocks of these sizes, which took so long together."""
+        for num_bytes in sizes:
+            self._add_block(num_bytes, duration_s / len(sizes))
+
+    def _add_block(self, num_bytes: int, duration_s: float) -> None:
         weight = 0.1 if self.total_bytes else 1.0
         self.total_bytes += num_bytes
         self._bytes += weight * (num_bytes - self._bytes)
@@ -72,13 +85,13 @@ class GuardedStore:
     def put(self, record: BlockRecord, value: ByteArray) -> PutResult:
         results: list[PutResult] = []
 
-        def act() -> int:
+        def act() -> Sequence[int]:
             if self._is_owed(record.key):  # there still is what should be gone
                 results.append(PutResult.FAILED)
-                return 0
+                return ()
             was_there = self._store.size_bytes(record.key) > 0
             results.append(self._store.put(record, value))
-            return len(value) if results[0] is PutResult.STORED and not was_there else 0
+            return (len(value),) if results[0] is PutResult.STORED and not was_there else ()
 
         with self._my_turn() as is_mine:
             if is_mine and self._ask(act, self._writes, undo=lambda: self._owe(record.key)):
@@ -88,12 +101,12 @@ class GuardedStore:
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
         found: list[BlockRecord] = []
 
-        def act() -> int:
+        def act() -> Sequence[int]:
             record = None if self._is_owed(key) else self._store.get(key, self._buffer[: len(out)])
             if record is None:
-                return 0
+                return ()
             found.append(record)
-            return record.length_bytes
+            return (record.length_bytes,)
 
         with self._my_turn() as is_mine:
             if not is_mine:
@@ -105,12 +118,30 @@ class GuardedStore:
             np.copyto(out[: found[0].length_bytes], self._buffer[: found[0].length_bytes])
             return found[0]
 
+    def get_run(self, keys: Sequence[bytes], room_bytes: int) -> list[StoredBlock]:
+        """As many of these blocks as are there and fit into so many bytes, in their order, for one wait in all."""
+        found: list[StoredBlock] = []
+        room = np.empty(room_bytes, dtype=np.uint8)  # an abandoned read goes on writing to it
+
+        def act() -> Sequence[int]:
+            start = 0
+            for key in keys[: num_leading(keys, lambda key: not self._is_owed(key))]:
+                record = self._store.get(key, room[start:])
+                if record is None:
+                    break
+                found.append(StoredBlock(record=record, stored=room[start : start + record.length_bytes]))
+                start += record.length_bytes
+            return [block.record.length_bytes for block in found]
+
+        with self._my_turn() as is_mine:
+            return found if is_mine and self._ask(act, self._reads) else []
+
     def delete(self, key: bytes) -> None:
         """Free the block, or have it freed by the first operation after the device is back."""
         self._owe(key)
         with self._my_turn() as is_mine:
             if is_mine:
-                self._ask(lambda: 0, self._writes)
+                self._ask(lambda: (), self._writes)
 
     def size_bytes(self, key: bytes) -> int:
         return self._store.size_bytes(key)
@@ -118,9 +149,9 @@ class GuardedStore:
     def find(self, keys: Sequence[bytes]) -> int:
         found: list[int] = []
 
-        def act() -> int:
+        def act() -> Sequence[int]:
             found.append(self._store.find(keys[: num_leading(keys, lambda key: not self._is_owed(key))]))
-            return 0
+            return ()
 
         with self._my_turn() as is_mine:
             return found[0] if is_mine and self._ask(act, self._reads) else 0
@@ -128,9 +159,9 @@ class GuardedStore:
     def records(self) -> Iterator[BlockRecord]:
         found: list[BlockRecord] = []
 
-        def act() -> int:
+        def act() -> Sequence[int]:
             found.extend(self._store.records())
-            return 0
+            return ()
 
         with self._my_turn() as is_mine:
             is_complete = is_mine and self._ask(act, self._reads, deadline_s=self._limits.scan_deadline_s)
@@ -158,9 +189,9 @@ class GuardedStore:
     def close(self) -> None:
         """Close the store, which then misses; one that hangs is left to the end of the process."""
 
-        def act() -> int:
+        def act() -> Sequence[int]:
             self._store.close()
-            return 0
+            return ()
 
         with self._my_turn() as is_mine:
             if is_mine:
@@ -190,29 +221,29 @@ class GuardedStore:
 
     def _ask(
         self,
-        act: Callable[[], int],
+        act: Callable[[], Sequence[int]],
         rate: _Rate,
         *,
         deadline_s: float = 0.0,
         undo: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Run an operation that returns how many bytes it moved; whether it ended in time."""
-        moved_bytes = 0
+        """Run an operation that returns the sizes of the blocks that it moved; whether it ended in time."""
+        moved: Sequence[int] = ()
         duration_s = 0.0
 
         def timed() -> None:
-            nonlocal moved_bytes, duration_s
+            nonlocal moved, duration_s
             self._pay()
             start_s = time.perf_counter()
-            moved_bytes = act()
+            moved = act()
             duration_s = time.perf_counter() - start_s
 
         num_errors = self._store.usage().num_errors
         is_done = self._thread.run(timed, deadline_s or self._limits.deadline_s, undo)
         has_failed = self._store.usage().num_errors > num_errors
         with self._lock:
-            if is_done and moved_bytes:
-                rate.add(moved_bytes, duration_s)
+            if is_done:
+                rate.add(moved, duration_s)
             if not is_done:
                 self._num_timeouts += 1
                 self._trip('no answer in time')
@@ -220,7 +251,7 @@ class GuardedStore:
                 self._num_failures += 1
                 if self._is_tripped or self._num_failures >= self._limits.max_failures:
                     self._trip(f'{self._num_failures} failures in a row')
-            elif moved_bytes:
+            elif moved:
                 self._heal()
         return is_done
 

@@ -223,6 +223,59 @@ def test_bandwidth_is_that_of_blocks_that_moved(guarded: Guarded) -> None:
     assert usage.write_bytes_per_s == pytest.approx(5000 / usage.write_latency_s)
 
 
+def run(guarded: Guarded, numbers: tuple[int, ...], room_bytes: int = 100_000) -> list[int]:
+    """The numbers of the blocks that came, whose bytes must be theirs."""
+    found = guarded.store.get_run([block(number)[0].key for number in numbers], room_bytes)
+    for number, each in zip(numbers, found, strict=False):
+        assert each.record == block(number)[0]
+        assert np.array_equal(each.stored, block(number)[1])
+    return list(numbers[: len(found)])
+
+
+def test_a_run_ends_at_the_first_block_that_misses_or_does_not_fit(guarded: Guarded) -> None:
+    assert run(guarded, (3, 1, 2)) == [3, 1, 2]
+    assert run(guarded, (1, 99, 2)) == [1]
+    assert run(guarded, (99, 1)) == []
+    assert run(guarded, (1, 2, 3), 10_000) == [1, 2]
+    assert run(guarded, (1,), 4_999) == []
+
+
+def test_a_run_is_measured_block_by_block(guarded: Guarded) -> None:
+    run(guarded, (1, 2, 3, 4))
+    usage = guarded.store.usage()
+    assert usage.read_bytes == 20_000
+    assert usage.read_bytes_per_s == pytest.approx(5000 / usage.read_latency_s)
+
+
+def test_a_run_over_a_hanging_block_is_a_miss_in_time_and_is_not_handed_out_later(guarded: Guarded) -> None:
+    guarded.make_hang(2)
+    start_s = time.monotonic()
+    assert run(guarded, (1, 2, 3)) == []
+    assert time.monotonic() - start_s < 5.0
+    assert run(guarded, (1,)) == []
+    guarded.let_go()
+    guarded.wait_until_usable()
+    assert run(guarded, (1, 3)) == [1, 3]
+
+
+def test_a_run_stops_at_a_damaged_block(guarded: Guarded) -> None:
+    damaged = bytearray(guarded.path(2).read_bytes())
+    damaged[-1] ^= 1
+    guarded.path(2).write_bytes(damaged)
+    assert run(guarded, (1, 2, 3)) == [1]
+    assert guarded.store.usage().num_corrupt == 1
+
+
+def test_a_run_stops_at_a_block_that_is_to_be_deleted() -> None:
+    device = UndeletableStore(1 << 20)
+    store = GuardedStore(device, LIMITS)
+    for number in (1, 2, 3):
+        store.put(*block(number))
+    store.delete(block(2)[0].key)
+    found = store.get_run([block(number)[0].key for number in (1, 2, 3)], 1 << 20)
+    assert [each.record for each in found] == [block(1)[0]]
+
+
 def test_close_of_a_hanging_store_returns(guarded: Guarded) -> None:
     guarded.make_hang(1)
     guarded.get(1)
