@@ -151,6 +151,8 @@ class KVCacheConfig:
     max_pin_s: float = setting(600.0, 'longest pin of a session', 's', 0.0, 86400.0)
     events_endpoint: str = setting('', 'ZMQ endpoint for KV events, e.g. tcp://127.0.0.1:5557; empty, only the topic')
     events_replay_endpoint: str = setting('tcp://127.0.0.1:5558', 'where missed events are repeated')
+    engine_events: str = setting('', 'ZMQ endpoint of the server behind inference_node; empty, its replies are counted')
+    engine_events_replay: str = setting('', 'where the server repeats missed events; empty, they are lost')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +169,7 @@ class InferenceConfig:
     storage_dtype: str = setting('float32', 'element type of stored KV blocks', choices=('float32', 'float16'))
     stored_bits: int = setting(4, 'fewest bits of an element on disk and beyond: 16 (exact), 8, 4, 2', 'bit', 2, 16)
     block_tokens: int = setting(16, 'tokens a KV block', 'tokens', 1, 256)
+    adapter: str = setting('', 'name of a LoRA adapter of the server; empty, the model as it is')
     api_key_file: str = setting('', 'file with the key of the server; no file, no key')
     cache_salt: str = setting('home', 'keeps the prefixes of tenants apart on a shared server')
     cache_timeout_s: float = setting(5.0, 'the KV cache must answer within; else all is computed', 's', 0.05, 60.0)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_agent_ros.build.server import alone, open_server, with_cloud
+from kv_agent_ros.build.server import alone, open_plain_server, open_sessions, with_cloud
 from kv_agent_ros.config import InferenceConfig, expand
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.base import InferenceBackend
@@ -11,6 +11,7 @@ from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_canary import fitting_bits
 from kv_agent_ros.inference.local_engine import Batching
 from kv_agent_ros.inference.local_model import LocalModel, load_local_model
+from kv_agent_ros.inference.server_sessions import ServerSessions
 from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.kvcache.base import PrefixCache
 from kv_agent_ros.kvcache.block import KVNamespace
@@ -23,6 +24,7 @@ class EngineFactory:
     """A model that is loaded, or a server that is known; makes the backend around the cache that it is given."""
 
     make: Callable[[PrefixCache], InferenceBackend]
+    sessions: tuple[ServerSessions, ...] = ()  # of a server that keeps the robots' KV to itself; it is the backend
 
     def close(self) -> None:
         """The backend is closed by whoever made it."""
@@ -30,6 +32,8 @@ class EngineFactory:
 
 def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> EngineFactory:
     """The engine of the config. Raises ModelUnavailableError or ConfigError, so that configure fails with the text."""
+    if config.adapter and config.engine in ('none', 'local'):
+        raise ConfigError(f'adapter: expected none for the engine {config.engine}, got {config.adapter!r}')
     if config.engine == 'none':
         return EngineFactory(make=lambda cache: UnavailableBackend())
     if config.engine in ('local', 'edge_cloud'):
@@ -40,8 +44,11 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
         namespace = stored_namespace(model, config)
         batching = Batching(max_batch=config.max_batch, chunk_tokens=config.prefill_chunk_tokens)
         return EngineFactory(make=lambda cache: join(local_backend(model, cache, namespace, batching)))
-    backend = open_server(config, progress)
-    return EngineFactory(make=lambda cache: backend)
+    if config.engine == 'openai':
+        server = open_plain_server(config)
+        return EngineFactory(make=lambda cache: server)
+    sessions = open_sessions(config, progress)
+    return EngineFactory(make=lambda cache: sessions, sessions=(sessions,))
 
 
 def _ignore(value: object) -> None:

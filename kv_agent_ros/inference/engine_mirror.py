@@ -14,7 +14,8 @@ import numpy as np
 from kv_agent_ros.kvcache.block import Tier, TokenArray
 from kv_agent_ros.kvcache.event_wire import AllCleared, BlocksRemoved, BlocksStored, WireEvent
 
-Parent = int | str  # a block's hash, or the cache salt of a prefix's first block
+Owner = tuple[str, str]  # whose a prefix is: cache salt and LoRA adapter
+Parent = int | Owner  # a block's hash, or the owner of a prefix's first block
 
 
 class MirrorState(Enum):
@@ -38,6 +39,8 @@ class MirrorStats:
     blocks_by_tier: dict[Tier, int]
     num_events: int
     num_resyncs: int  # how often events were missing
+    names_sessions: bool  # whether the engine says which session stored a block
+    blocks_by_session: dict[str, int]  # of the prefix that a session stored last, from its first token on
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class EngineMirror:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._children: dict[Parent, dict[bytes, set[int]]] = {}
+        self._tips: dict[str, int] = {}  # by session, the last block that it stored and that is left
+        self._sessions_at: dict[int, set[str]] = {}  # the same, by block
+        self._names_sessions = False
         self._state = MirrorState.WAITING
         self._block_tokens = 1
         self._num_events = 0
@@ -77,8 +83,8 @@ class EngineMirror:
 
     def clear(self) -> None:
         """Forget every block: the engine has started anew."""
-        self._blocks.clear()
-        self._children.clear()
+        for index in (self._blocks, self._children, self._tips, self._sessions_at):
+            index.clear()
 
     def mark_synced(self) -> None:
         """Nothing is missing."""
@@ -89,11 +95,11 @@ class EngineMirror:
         self._num_resyncs += self._state is not MirrorState.DEGRADED
         self._state = MirrorState.DEGRADED
 
-    def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str) -> int:
-        """How many tokens from the first on the engine holds in some tier for that tenant."""
+    def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str, adapter: str = '') -> int:
+        """How many tokens from the first on the engine holds in some tier for that tenant and LoRA adapter."""
         array = np.ascontiguousarray(tokens, dtype='<i4')
         size, matched = self._block_tokens, 0
-        candidates: set[Parent] = {cache_salt}
+        candidates: set[Parent] = {(cache_salt, adapter)}
         while matched + size <= len(array):
             run = array[matched : matched + size].tobytes()
             candidates = {child for one in candidates for child in self._children.get(one, {}).get(run, ())}
@@ -113,6 +119,8 @@ class EngineMirror:
             blocks_by_tier=dict(tiers),
             num_events=self._num_events,
             num_resyncs=self._num_resyncs,
+            names_sessions=self._names_sessions,
+            blocks_by_session={name: self._depth(tip) for name, tip in self._tips.items() if tip in reachable},
         )
 
     def check_integrity(self) -> None:
@@ -122,12 +130,15 @@ class EngineMirror:
         for block_hash, block in self._blocks.items():
             assert block.tiers, f'block {block_hash}: expected a tier, got none'
             assert block_hash in self._children[block.parent][block.tokens], f'block {block_hash}: not under its parent'
+        tips = {(name, tip) for tip, names in self._sessions_at.items() for name in names}
+        assert tips == set(self._tips.items()), 'sessions: expected the same by name and by block'
+        assert set(self._tips.values()) <= set(self._blocks), 'sessions: expected known blocks'
 
     def _store(self, event: BlocksStored) -> None:
         self._block_tokens = event.block_tokens
         tokens = np.asarray(event.token_ids, dtype='<i4').tobytes()
         size = 4 * event.block_tokens
-        parent: Parent = event.parent_hash or event.cache_salt
+        parent: Parent = event.parent_hash or (event.cache_salt, event.adapter)
         for number, block_hash in enumerate(event.block_hashes):
             run = tokens[number * size : (number + 1) * size]
             known = self._blocks.get(block_hash)
@@ -138,6 +149,8 @@ class EngineMirror:
                 self._blocks[block_hash] = _Block(parent=parent, tokens=run, tiers={event.tier})
                 self._children.setdefault(parent, {}).setdefault(run, set()).add(block_hash)
             parent = block_hash
+        if event.session_id and event.block_hashes:
+            self._set_tip(event.session_id, event.block_hashes[-1])
 
     def _remove(self, block_hash: int, tier: Tier) -> None:
         block = self._blocks.get(block_hash)
@@ -157,10 +170,33 @@ class EngineMirror:
             del runs[block.tokens]
         if not runs:
             del self._children[block.parent]
+        for name in self._sessions_at.pop(block_hash, set()):
+            del self._tips[name]
+            if isinstance(block.parent, int) and block.parent in self._blocks:
+                self._set_tip(name, block.parent)
+
+    def _set_tip(self, name: str, block_hash: int) -> None:
+        self._names_sessions = True
+        if name in self._tips:
+            at = self._tips[name]
+            self._sessions_at[at].discard(name)
+            if not self._sessions_at[at]:
+                del self._sessions_at[at]
+        self._tips[name] = block_hash
+        self._sessions_at.setdefault(block_hash, set()).add(name)
+
+    def _depth(self, block_hash: int) -> int:
+        """How many blocks a reachable one's prefix has."""
+        depth, at = 0, self._blocks[block_hash]
+        while True:
+            depth += 1
+            if isinstance(at.parent, tuple):
+                return depth
+            at = self._blocks[at.parent]
 
     def _reachable(self) -> set[int]:
         reachable: set[int] = set()
-        queue: list[Parent] = [parent for parent in self._children if isinstance(parent, str)]
+        queue: list[Parent] = [parent for parent in self._children if isinstance(parent, tuple)]
         while queue:
             for run in self._children.get(queue.pop(), {}).values():
                 fresh = run - reachable

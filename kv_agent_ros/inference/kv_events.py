@@ -114,10 +114,10 @@ class EventFollower:
             num_applied += self._hear(self._subscription.recv_multipart())
         return num_applied
 
-    def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str) -> int:
-        """How many tokens from the first on the engine holds in some tier for that tenant."""
+    def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str, adapter: str = '') -> int:
+        """How many tokens from the first on the engine holds in some tier for that tenant and LoRA adapter."""
         with self._lock:
-            return self._mirror.matched_tokens(tokens, cache_salt)
+            return self._mirror.matched_tokens(tokens, cache_salt, adapter)
 
     def stats(self) -> MirrorStats:
         """The mirror's books."""

@@ -52,6 +52,7 @@ class HttpSettings:
     base_url: str
     model: str
     engine: str = 'openai'
+    adapter: str = ''  # LoRA adapter that the server has loaded, where the dialect names it beside the model
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

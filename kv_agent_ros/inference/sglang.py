@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 import time
-from urllib.parse import quote
 import uuid
 
 from kv_agent_ros.deadline import Deadline
@@ -30,8 +29,16 @@ from kv_agent_ros.inference.openai_http import (
 )
 from kv_agent_ros.inference.openai_wire import JsonObject
 from kv_agent_ros.inference.returning import ReturningBackend
+from kv_agent_ros.inference.session_name import session_name
 from kv_agent_ros.inference.sglang_prompts import PromptFields, prompt_as_text, prompt_fields
-from kv_agent_ros.inference.sglang_server import PriorityOrder, SglangServer, close_session, post_sglang, probe_sglang
+from kv_agent_ros.inference.sglang_server import (
+    PriorityOrder,
+    SglangServer,
+    close_session,
+    post_sglang,
+    probe_sglang,
+    require_adapter,
+)
 from kv_agent_ros.kvcache.block import SessionKey
 
 ABORT_S = 2.0  # an aborted request must have ended within
@@ -61,7 +68,7 @@ class SglangBackend:
         self._settings = replace(settings, model=server.model)
         http = OpenAiHttpBackend(
             self._settings,
-            extra_fields=sglang_fields(server.priority, cache_salt, prompt_fields, make_id),
+            extra_fields=sglang_fields(server.priority, cache_salt, prompt_fields, make_id, adapter=settings.adapter),
             run=abort_when_cancelled(self._settings),
             clock=clock,
         )
@@ -103,18 +110,22 @@ def connect_sglang(settings: HttpSettings, *, cache_salt: str, deadline: Deadlin
         raise ModelUnavailableError(
             f'{settings.base_url}: expected a model that generates, got the embedding model {server.model_path}'
         )
+    if settings.adapter:
+        require_adapter(settings, deadline)
     return SglangBackend(
         settings, server, cache_salt=cache_salt, prompt_fields=prompt_fields(settings, server, deadline)
     )
 
 
 def sglang_fields(
-    priority: PriorityOrder, cache_salt: str, prompt_fields: PromptFields, make_id: MakeId
+    priority: PriorityOrder, cache_salt: str, prompt_fields: PromptFields, make_id: MakeId, *, adapter: str = ''
 ) -> ExtraFields:
-    """The body fields beyond OpenAI's: prompt, session, priority, and the salt that keeps tenants' prefixes apart."""
+    """The body fields beyond OpenAI's: prompt, session, priority, adapter, and the salt that keeps tenants apart."""
     fixed: JsonObject = {'return_cached_tokens_details': True, 'return_output_ids_in_sglext': True}
     if cache_salt:
         fixed['cache_salt'] = cache_salt
+    if adapter:
+        fixed['lora_path'] = adapter
     sign = -1 if priority is PriorityOrder.LOWER_FIRST else 1
 
     def fields(request: GenerationRequest) -> JsonObject:
@@ -155,8 +166,3 @@ async def _abort(settings: HttpSettings, request_id: object, reading: asyncio.Fu
 
 async def _ask_to_stop(settings: HttpSettings, request_id: object) -> None:
     await post_sglang(settings, '/abort_request', {'rid': request_id})
-
-
-def session_name(session: SessionKey) -> str:
-    """Robot and session as one string; no two sessions share one, whatever characters they hold."""
-    return f'{quote(session.robot_id, safe="")}/{quote(session.session_id, safe="")}'

@@ -52,19 +52,21 @@ class SglangServer:
     has_session_references: bool
     has_host_tier: bool
     storage: str  # the storage backend below the host tier; '' is none
-    has_kv_events: bool
+    events_endpoint: str  # where it publishes its KV events; '' is nowhere
+    events_replay_endpoint: str  # where it repeats missed ones
     cpu_experts: str  # the method by which KTransformers computes experts on the CPU; '' is not at all
 
     def summary(self) -> str:
         """One line for a log."""
         tiers = ['device'] + ['host'] * self.has_host_tier + [self.storage] * bool(self.storage)
         sessions = 'session references' if self.has_session_references else 'no session references'
+        events = f', events at {self.events_endpoint}' if self.events_endpoint else ''
         experts = f', experts on the CPU by {self.cpu_experts}' if self.cpu_experts else ''
         return (
             f'SGLang {self.version or "of unknown version"}, {self.model}: tree core {self.tree_core}, pages of '
             f'{self.page_tokens}, {self.capacity_tokens} tokens on {"/".join(tiers)}, grammar {self.grammar}, priority '
             f'{self.priority.value}, {sessions}, {"reports" if self.reports_cached_tokens else "hides"} cached tokens'
-            f'{experts}'
+            f'{events}{experts}'
         )
 
 
@@ -79,6 +81,7 @@ def read_server(url: str, model: JsonObject, server: JsonObject) -> SglangServer
     path = model.get('model_path')
     if not isinstance(path, str) or not path:
         raise ModelUnavailableError(f'{url}: expected an SGLang server, got {quoted(str(model))}')
+    events = _events(server)
     return SglangServer(
         model_path=path,
         model=_text(model, 'served_model_name') or path,
@@ -94,7 +97,8 @@ def read_server(url: str, model: JsonObject, server: JsonObject) -> SglangServer
         has_session_references=server.get('enable_session_radix_cache') is True,
         has_host_tier=server.get('enable_hierarchical_cache') is True,
         storage=_text(server, 'hicache_storage_backend'),
-        has_kv_events=bool(server.get('kv_events_config')),
+        events_endpoint=_text(events, 'endpoint'),
+        events_replay_endpoint=_text(events, 'replay_endpoint'),
         cpu_experts=(_text(server, 'kt_method') or 'unknown') if _text(server, 'kt_weight_path') else '',
     )
 
@@ -116,6 +120,29 @@ def close_session(settings: HttpSettings, name: str, deadline: Deadline) -> None
         raise _lost(settings, error) from error
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise ModelUnavailableError(f'{response.url}: expected status 200, got {response.status_code}')
+
+
+def require_adapter(settings: HttpSettings, deadline: Deadline) -> None:
+    """Raise ModelUnavailableError where the server has not loaded the LoRA adapter of the settings.
+
+    Raises CanceledError or DeadlineError, too.
+    """
+    try:
+        response = run_within(deadline, _get(settings, '/v1/models'))
+    except httpx.HTTPError as error:
+        raise _lost(settings, error) from error
+    listed = parse_object(response.text).get('data')
+    names = [str(each.get('id')) for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    if settings.adapter not in names[1:]:
+        raise ModelUnavailableError(
+            f'{settings.base_url}: expected the LoRA adapter {settings.adapter!r}, got a server of '
+            f'{quoted(", ".join(names))}; start it with --enable-lora --lora-paths {settings.adapter}=DIR'
+        )
+
+
+async def _get(settings: HttpSettings, path: str) -> httpx.Response:
+    async with http_client(settings) as client:
+        return await client.get(settings.base_url.rstrip('/') + path)
 
 
 async def _get_both(settings: HttpSettings) -> tuple[JsonObject, JsonObject]:
@@ -144,6 +171,15 @@ def _lost(settings: HttpSettings, error: httpx.HTTPError) -> ServerLostError:
     return ServerLostError(
         f'{settings.base_url}: expected an SGLang server, got {type(error).__name__} ({error}); is it running?'
     )
+
+
+def _events(server: JsonObject) -> JsonObject:
+    """The settings of its event stream, as the JSON text that it was started with."""
+    config = server.get('kv_events_config')
+    try:
+        return parse_object(config) if isinstance(config, str) else {}
+    except ModelUnavailableError:
+        return {}
 
 
 def _tree_core(server: JsonObject) -> str:

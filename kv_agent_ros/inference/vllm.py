@@ -15,7 +15,7 @@ from kv_agent_ros.inference.base import EngineStats, Generation, GenerationReque
 from kv_agent_ros.inference.openai_http import ExtraFields, HttpSettings, OpenAiHttpBackend
 from kv_agent_ros.inference.openai_wire import JsonObject
 from kv_agent_ros.inference.returning import ReturningBackend
-from kv_agent_ros.inference.sglang import session_name
+from kv_agent_ros.inference.session_name import session_name
 from kv_agent_ros.inference.vllm_server import VllmServer, probe_vllm
 
 STRUCTURED_OUTPUTS_SINCE = (0, 12)  # before, only OpenAI's response_format is understood by all versions

@@ -183,4 +183,22 @@ def _degraded(name: str, values: Mapping[str, float]) -> InfraFinding | None:
     )
 
 
-CHECKS: tuple[Check, ...] = (_low_hit_rate, _no_benefit, _degraded, _tiers)
+def _mirror(name: str, values: Mapping[str, float]) -> InfraFinding | None:
+    if values.get('mirror_degraded', 0.0) > 0:
+        return InfraFinding(
+            level=Level.WARN,
+            component=f'{name}/mirror',
+            message=f"DEGRADED: events of the server's cache are missing ({values.get('mirror_resyncs', 0.0):.0f} times)",
+            advice='they are asked for again by themselves; is the server up, and does it repeat (engine_events_replay)?',
+        )
+    if values.get('mirror_waiting', 0.0) > 0:
+        return InfraFinding(
+            level=Level.WARN,
+            component=f'{name}/mirror',
+            message="nothing was heard of the server's cache yet",
+            advice='is the server up, and does it publish events at engine_events?',
+        )
+    return None
+
+
+CHECKS: tuple[Check, ...] = (_low_hit_rate, _no_benefit, _degraded, _tiers, _mirror)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kv_agent_ros.inference.base import EngineStats
-from kv_agent_ros.kvcache.block import CacheStats, TierUsage
+from kv_agent_ros.inference.engine_mirror import MirrorState, MirrorStats
+from kv_agent_ros.kvcache.block import CacheStats, Tier, TierUsage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +58,23 @@ def cache_metrics(stats: CacheStats) -> list[Metric]:
         Metric(name='load_s', value=stats.load_s, unit='s'),
     ]
     return metrics + [metric for tier in stats.tiers for metric in _tier_metrics(tier)]
+
+
+def mirror_metrics(mirrors: Sequence[MirrorStats]) -> list[Metric]:
+    """The books of a server's cache as its events tell it, if it has any; exactly one of the three states is 1."""
+    return [metric for stats in mirrors for metric in _mirror_metrics(stats)]
+
+
+def _mirror_metrics(stats: MirrorStats) -> list[Metric]:
+    tiers = [(tier, stats.blocks_by_tier.get(tier, 0)) for tier in Tier]
+    return [
+        *(Metric(name=f'mirror_{state.value}', value=float(stats.state is state)) for state in MirrorState),
+        Metric(name='mirror_resyncs', value=stats.num_resyncs),
+        Metric(name='mirror_events', value=stats.num_events),
+        Metric(name='mirror_blocks', value=stats.num_blocks),
+        Metric(name='mirror_orphan_blocks', value=stats.num_orphans),
+        *(Metric(name=f'mirror_{tier.value}_blocks', value=number) for tier, number in tiers),
+    ]
 
 
 def _tier_metrics(tier: TierUsage) -> list[Metric]:

@@ -34,6 +34,7 @@ class BlocksStored:
     tier: Tier = Tier.HBM
     session_id: str = ''
     cache_salt: str = ''  # whose blocks they are; '' is everybody's
+    adapter: str = ''  # LoRA name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,7 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         tier=_tier(fields),
         session_id=str(fields.get('session_id') or ''),
         cache_salt=str(fields.get('cache_salt') or _salt_among_keys(fields)),
+        adapter=str(fields.get('lora_name') or ''),
     )
 
 

@@ -9,6 +9,7 @@ from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import Status
 from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inspector.metrics import engine_metrics
+from kv_agent_ros.nodes.session_services import serve_sessions
 from kv_agent_ros.ros.clients import RosPrefixCache
 from kv_agent_ros.ros.conversions.inference import fill_generation, read_generation_request
 from kv_agent_ros.ros.endpoints import Endpoints
@@ -45,6 +46,8 @@ class InferenceService:
 def serve(engine: EngineFactory, config: InferenceConfig, endpoints: Endpoints) -> None:
     """The engine around the cache's client, then service and action."""
     backend = engine.make(RosPrefixCache(endpoints, '', config.cache_timeout_s))
+    for sessions in engine.sessions:
+        serve_sessions(sessions, endpoints)
     endpoints.on_close(backend.close)
     service = InferenceService(backend)
     endpoints.service(Generate, 'generate', service.generate)

@@ -7,11 +7,11 @@ import numpy as np
 from kv_agent_ros.build.cache import CacheCore, open_cache
 from kv_agent_ros.config import KVCacheConfig
 from kv_agent_ros.errors import BadRequestError
-from kv_agent_ros.inspector.metrics import cache_metrics
+from kv_agent_ros.inspector.metrics import cache_metrics, mirror_metrics
 from kv_agent_ros.kvcache.base import PrefetchPolicy
 from kv_agent_ros.kvcache.block import KVEvent, Tier
-from kv_agent_ros.kvcache.manager import KVCacheManager
 from kv_agent_ros.msg import KVEvent as EventMsg
+from kv_agent_ros.nodes.engine_link import EngineLink, serve_engine
 from kv_agent_ros.ros.conversions.kv import (
     checksums_to_bytes,
     event_to_msg,
@@ -45,8 +45,10 @@ EVENT_PERIOD_S = 0.1
 class CacheService:
     """The callbacks."""
 
-    def __init__(self, manager: KVCacheManager) -> None:
-        self._manager = manager
+    def __init__(self, core: CacheCore, link: EngineLink) -> None:
+        self._manager = core.manager
+        self._engine = core.engine
+        self._link = link
 
     def acquire(self, request: AcquirePrefix.Request, response: AcquirePrefix.Response) -> None:
         """acquire_prefix."""
@@ -80,7 +82,9 @@ class CacheService:
         policy = member(PrefetchPolicy, request.policy, 'policy')
         tokens = np.asarray(request.token_ids, np.int32)
         done = self._manager.prefetch(namespace, session, tokens, policy, request.timeout_s)
-        response.num_blocks, response.is_complete = done.num_blocks, done.is_complete
+        there = self._link.prefetch(request)
+        response.num_blocks = done.num_blocks + there.num_blocks
+        response.is_complete = done.is_complete and there.is_complete
 
     def fork(self, request: ForkSession.Request, response: ForkSession.Response) -> None:
         """fork_session."""
@@ -88,11 +92,13 @@ class CacheService:
 
     def pin(self, request: PinSession.Request, response: PinSession.Response) -> None:
         """pin_session."""
-        response.num_blocks = self._manager.pin(session_from_msg(request.session), request.duration_s)
+        pinned = self._manager.pin(session_from_msg(request.session), request.duration_s)
+        response.num_blocks = pinned + self._link.warm(request.session).num_blocks
 
     def end_session(self, request: ReleaseSession.Request, response: ReleaseSession.Response) -> None:
         """release_session."""
-        response.num_blocks = self._manager.end_session(session_from_msg(request.session))
+        dropped = self._manager.end_session(session_from_msg(request.session))
+        response.num_blocks = dropped + self._link.end(request.session)
 
     def evict(self, request: EvictBlocks.Request, response: EvictBlocks.Response) -> None:
         """evict."""
@@ -102,12 +108,12 @@ class CacheService:
 
     def stats(self, request: GetCacheStats.Request, response: GetCacheStats.Response) -> None:
         """cache_stats."""
-        fill_stats(self._manager.stats(), response)
+        fill_stats(self._engine.added_to(self._manager.stats()), response)
 
 
 def serve(core: CacheCore, config: KVCacheConfig, endpoints: Endpoints) -> None:
     """Services and the event topic."""
-    service = CacheService(core.manager)
+    service = CacheService(core, serve_engine(core, endpoints))
     endpoints.service(AcquirePrefix, 'acquire_prefix', service.acquire)
     endpoints.service(ReserveBlocks, 'reserve_blocks', service.reserve)
     endpoints.service(CommitBlocks, 'commit_blocks', service.commit)
@@ -119,7 +125,7 @@ def serve(core: CacheCore, config: KVCacheConfig, endpoints: Endpoints) -> None:
     endpoints.service(ReleaseSession, 'release_session', service.end_session)
     endpoints.service(EvictBlocks, 'evict', service.evict)
     endpoints.service(GetCacheStats, 'cache_stats', service.stats)
-    endpoints.stats(lambda: to_metrics(cache_metrics(core.manager.stats())))
+    endpoints.stats(lambda: to_metrics(cache_metrics(core.manager.stats()) + mirror_metrics(core.engine.mirrors())))
     _publish_events(core.events, endpoints)
 
 

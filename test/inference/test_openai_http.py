@@ -21,7 +21,8 @@ from kv_agent_ros.inference.loopback_server import (
 )
 from kv_agent_ros.inference.openai_http import HttpSettings, OpenAiHttpBackend, bearer_headers
 from kv_agent_ros.inference.openai_wire import JsonObject
-from kv_agent_ros.inference.sglang import connect_sglang, session_name
+from kv_agent_ros.inference.session_name import session_name
+from kv_agent_ros.inference.sglang import connect_sglang
 from kv_agent_ros.inference.sglang_server import probe_sglang
 from kv_agent_ros.kvcache.block import SessionKey
 
