@@ -7,6 +7,7 @@ import time
 from kv_agent_ros.config import CACHE_DIR, expand
 from kv_agent_ros.errors import ModelUnavailableError
 from kv_agent_ros.inference.local_model import BUNDLED, load_local_model
+from kv_agent_ros.kvcache.arithmetic import warm_up
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,5 +22,6 @@ def main(arguments: Sequence[str]) -> int:
     except ModelUnavailableError as error:
         print(f'the model does not load: {error}')
         return 1
+    warm_up()
     print(f'{model.name} is ready ({time.monotonic() - begun_s:.1f} s)')
     return 0
