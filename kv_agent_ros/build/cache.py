@@ -2,13 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 import logging
 from pathlib import Path
 from threading import Thread
 
 from kv_agent_ros.config import KVCacheConfig, expand
 from kv_agent_ros.errors import StoreError
+from kv_agent_ros.inference.engine_view import EngineView
+from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, ZmqReplay
 from kv_agent_ros.kvcache.arithmetic import warm_up
 from kv_agent_ros.kvcache.block import KVEvent, Tier
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy
@@ -28,6 +31,7 @@ from kv_agent_ros.kvcache.write_policy import Watermarks, WritePolicy
 
 FLUSH_S = 3.0
 WARM_UP_S = 60.0  # compiling them for the first time takes half a minute on a slow machine, later starts a second
+REPLAY_S = 1.0  # a server must go on repeating missed events within
 MAX_EVENTS = 10_000
 NUM_GHOSTS = 65_536  # evicted blocks whose use is remembered; some 200 bytes each
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {'lru': LruPolicy, 'slru': SlruPolicy, 'lfu': AgedLfuPolicy}
@@ -37,28 +41,37 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheCore:
-    """The KV cache manager, the events that wait for the topic, and who else is told of them."""
+    """The KV cache manager, the events that wait for the topic, who else is told of them, and the server's cache."""
 
     manager: KVCacheManager
     events: deque[KVEvent]
     streams: tuple[EventStream, ...] = ()
+    followers: tuple[EventFollower, ...] = ()  # of a server's events; polled by one thread
+    engine: EngineView = field(default_factory=EngineView)
 
     def close(self) -> None:
         """Write what is queued, free the shared memory."""
         self.manager.close(FLUSH_S)
         for stream in self.streams:
             stream.close()
+        for follower in self.followers:
+            follower.close()
 
 
 def open_cache(config: KVCacheConfig) -> CacheCore:
     """Shared memory in front of files below the state folder, and of a folder shared between machines."""
     events: deque[KVEvent] = deque(maxlen=MAX_EVENTS)
     watermarks = Watermarks(high=config.high_watermark, low=config.low_watermark)
-    streams = _open_streams(config)
     sessions = SessionIndex()
     warming = Thread(target=warm_up, name='kv-warm-up', daemon=True)
     warming.start()
-    try:
+    with ExitStack() as opened:
+        streams = _open_streams(config)
+        for stream in streams:
+            opened.callback(stream.close)
+        followers = _open_followers(config)
+        for follower in followers:
+            opened.callback(follower.close)
         manager = KVCacheManager(
             dram=open_dram(config, sessions),
             sessions=sessions,
@@ -70,12 +83,10 @@ def open_cache(config: KVCacheConfig) -> CacheCore:
             prefill_tokens_per_s=config.prefill_tokens_per_s,
             listener=_tell(events, streams),
         )
-    except BaseException:
-        for stream in streams:
-            stream.close()
-        raise
-    _await(warming)
-    return CacheCore(manager=manager, events=events, streams=streams)
+        _await(warming)
+        opened.pop_all()
+    engine = EngineView(followers)
+    return CacheCore(manager=manager, events=events, streams=streams, followers=followers, engine=engine)
 
 
 def _await(warming: Thread) -> None:
@@ -150,6 +161,13 @@ def _open_streams(config: KVCacheConfig) -> tuple[EventStream, ...]:
     if not config.events_endpoint:
         return ()
     return (EventStream.open(endpoint=config.events_endpoint, replay_endpoint=config.events_replay_endpoint),)
+
+
+def _open_followers(config: KVCacheConfig) -> tuple[EventFollower, ...]:
+    if not config.engine_events:
+        return ()
+    replay = ZmqReplay(config.engine_events_replay, REPLAY_S) if config.engine_events_replay else NoReplay()
+    return (EventFollower.open(endpoint=config.engine_events, replay=replay),)
 
 
 def _tell(events: deque[KVEvent], streams: tuple[EventStream, ...]) -> Callable[[KVEvent], None]:
