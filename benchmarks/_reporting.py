@@ -4,12 +4,14 @@ A row compares `ours` with `peer` in the same run; `limit` is what physics or th
 better for us.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 import json
 import os
 from pathlib import Path
 import platform
+import signal
+import sys
 
 import matplotlib
 
@@ -48,6 +50,18 @@ def machine() -> dict[str, object]:
         'python': platform.python_version(),
         'system': f'{platform.system()} {platform.release()}',
     }
+
+
+def run_phases(phases: Iterable[Callable[[], list[Row]]]) -> list[Row]:
+    """The rows of all phases; when the run is interrupted (Ctrl-C, SIGTERM), those of the phases that ended."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rows: list[Row] = []
+    try:
+        for phase in phases:
+            rows += phase()
+    except KeyboardInterrupt:
+        print('interrupted: what follows is what was measured until then', file=sys.stderr, flush=True)
+    return rows
 
 
 def print_json(rows: Sequence[Row], facts: dict[str, object]) -> None:

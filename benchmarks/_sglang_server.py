@@ -53,9 +53,14 @@ class SglangServer:
         self.ask('Hello', tenant='warm-up', max_new_tokens=2)
         return time.monotonic() - begun_s
 
+    @property
+    def pid(self) -> int:
+        """Of the process that leads its group."""
+        return int((self._state_dir / f'{self._port}.pid').read_text())
+
     def kill(self) -> None:
         """kill -9, as a crash would."""
-        os.killpg(int((self._state_dir / f'{self._port}.pid').read_text()), signal.SIGKILL)
+        os.killpg(self.pid, signal.SIGKILL)
         self.stop()
 
     def stop(self) -> None:
