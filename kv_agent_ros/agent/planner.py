@@ -26,6 +26,7 @@ from kv_agent_ros.inference.base import (
     Turn,
     Usage,
 )
+from kv_agent_ros.inference.priority import Priority
 from kv_agent_ros.robot.base import Skill
 from kv_agent_ros.robot.plan import Json, Plan, PlanSource, plan_from_json
 
@@ -168,6 +169,7 @@ class CopilotPlanner:
             max_new_tokens=self._limits.plan_tokens if is_plan else self._limits.explain_tokens,
             json_schema=plan_schema(self._skills, drafting.reading.intents, drafting.request.world) if is_plan else '',
             purpose=purpose,
+            priority=_priority(drafting.request, purpose),
         )
         try:
             generation = self._backend.generate(request, deadline)
@@ -177,6 +179,12 @@ class CopilotPlanner:
             Turn(purpose=purpose, usage=generation.usage, engine=generation.engine, outcome=generation.outcome)
         )
         return generation
+
+
+def _priority(request: PlanRequest, purpose: str) -> Priority:
+    if purpose == 'explain':
+        return Priority.TALK
+    return Priority.REPLAN if request.refusal else Priority.PLAN
 
 
 def _answer(generation: Generation) -> Message:

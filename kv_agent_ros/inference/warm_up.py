@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.inference.base import Generation, GenerationRequest, InferenceBackend
-
-BEHIND_ALL = -1  # a warm-up waits for every turn
+from kv_agent_ros.inference.priority import Priority
 
 
 def warm_up(backend: InferenceBackend, request: GenerationRequest, deadline: Deadline) -> Generation:
@@ -14,5 +13,5 @@ def warm_up(backend: InferenceBackend, request: GenerationRequest, deadline: Dea
     Asks for one token, which nobody reads, behind everybody else; the usage says what was there and what was computed.
     Raises what generate() raises.
     """
-    first = replace(request, max_new_tokens=1, json_schema='', temperature=0.0, priority=BEHIND_ALL, purpose='warm-up')
-    return backend.generate(first, deadline)
+    first = replace(request, max_new_tokens=1, json_schema='', temperature=0.0)
+    return backend.generate(replace(first, priority=Priority.WARM_UP, purpose='warm-up'), deadline)
