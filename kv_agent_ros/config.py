@@ -149,6 +149,7 @@ class KVCacheConfig:
     prefill_tokens_per_s: float = setting(0.0, 'speed believed of engines until measured; 0, none', '1/s', 0.0, 1e9)
     lease_timeout_s: float = setting(30.0, 'a lease whose holder is silent ends after', 's', 0.1, 3600.0)
     max_pin_s: float = setting(600.0, 'longest pin of a session', 's', 0.0, 86400.0)
+    max_load_s: float = setting(1.5, 'a prompt waits for lower tiers so long; the rest is computed', 's', 0.0, 60.0)
     events_endpoint: str = setting('', 'ZMQ endpoint for KV events, e.g. tcp://127.0.0.1:5557; empty, only the topic')
     events_replay_endpoint: str = setting('tcp://127.0.0.1:5558', 'where missed events are repeated')
     engine_events: str = setting('', 'ZMQ endpoint of the server behind inference_node; empty, its replies are counted')

@@ -79,6 +79,7 @@ def open_cache(config: KVCacheConfig) -> CacheCore:
             tenant=config.tenant,
             lease_timeout_s=config.lease_timeout_s,
             max_pin_s=config.max_pin_s,
+            max_load_s=config.max_load_s,
             watermarks=watermarks,
             prefill_tokens_per_s=config.prefill_tokens_per_s,
             listener=_tell(events, streams),

@@ -44,7 +44,8 @@ class KVCacheManager:
     """A PrefixCache over one DRAM tier and the tiers behind it, in order of speed. Thread-safe.
 
     `tenant` replaces what callers write into their namespace. `listener` is called in order of sequence and never
-    under the lock; it must not raise. `prefill_tokens_per_s` is believed of engines until they were measured.
+    under the lock; it must not raise. `prefill_tokens_per_s` is believed of engines until they were measured. An
+    acquire() begins to load no further block after `max_load_s`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class KVCacheManager:
         tenant: str = '',
         lease_timeout_s: float = 60.0,
         max_pin_s: float = 600.0,
+        max_load_s: float = math.inf,
         watermarks: Watermarks = WHEN_FULL,
         prefill_tokens_per_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -65,6 +67,7 @@ class KVCacheManager:
     ) -> None:
         self._tenant = tenant
         self._max_pin_s = max_pin_s
+        self._max_load_s = max_load_s
         self._clock = clock
         self._dram = dram
         self._sessions = sessions
@@ -113,7 +116,7 @@ class KVCacheManager:
             self._demoter.note_hit(path.head(num_hits))
         is_granted = False
         try:
-            self._promoter.promote(held)
+            self._promoter.promote(held, self._max_load_s)
             with self._books.owned():
                 lease = self._grant(session, generation, held, len(tokens))
                 is_granted = True

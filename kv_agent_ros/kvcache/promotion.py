@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+import math
 import time
 
 from kv_agent_ros.kvcache.block import BlockSlot, EventKind, Tier
@@ -56,15 +57,19 @@ class Promoter:
             return num_held < path.num_blocks
         return bool(self.plan(path, num_held))
 
-    def promote(self, held: HeldPrefix) -> None:
-        """Add to a prefix what the tiers below have, fastest first. A tier that fails adds nothing."""
+    def promote(self, held: HeldPrefix, limit_s: float = math.inf) -> None:
+        """Add to a prefix what the tiers below have, fastest first. A tier that fails adds nothing.
+
+        After `limit_s` no further block is begun: whoever waits has patience for a part of the prefix, not for all.
+        """
+        ends_s = self._timer() + limit_s
         for tier in self._books.backing:
             if held.lock.num_blocks < held.path.num_blocks and not tier.is_degraded:
                 tier.discover(held.path)
-                self._promote_from(tier, held)
+                self._promote_from(tier, held, ends_s)
                 held.sources.append((tier.tier, held.lock.num_blocks))
 
-    def _promote_from(self, tier: BackingTier, held: HeldPrefix) -> None:
+    def _promote_from(self, tier: BackingTier, held: HeldPrefix, ends_s: float) -> None:
         path, num_held = held.path, held.lock.num_blocks
         found = tier.lock(path)
         load = _Load()
@@ -72,17 +77,17 @@ class Promoter:
             num_wanted = self._num_wanted(tier, path, num_held, found.num_blocks)
             if num_wanted:
                 keys = path.keys()[num_held : num_held + num_wanted]
-                self._load(tier, keys, held, load)
+                self._load(tier, keys, held, load, ends_s)
         finally:
             tier.unlock(found)
         self._forget_lost(tier, path, num_held, load)
 
-    def _load(self, tier: BackingTier, keys: Sequence[bytes], held: HeldPrefix, load: _Load) -> None:
+    def _load(self, tier: BackingTier, keys: Sequence[bytes], held: HeldPrefix, load: _Load, ends_s: float) -> None:
         with self._books.owned():
             load.slots = self._books.dram.reserve(keys, held.path.block_bytes, self._demoter.make_room)
         started_s = self._timer()
         try:
-            self._fill(tier, held.path, load)
+            self._fill(tier, held.path, load, ends_s)
         finally:
             with self._books.owned():
                 self._note_cost(tier, load, self._timer() - started_s)
@@ -94,10 +99,12 @@ class Promoter:
         sizes = tier.sizes(path.keys()[num_held:num_found])
         return self._books.costs.num_worth_loading(path.root, tier.tier, sizes, path.block_tokens)
 
-    def _fill(self, tier: BackingTier, path: TokenPath, load: _Load) -> None:
-        """Read blocks until one is not to be had."""
+    def _fill(self, tier: BackingTier, path: TokenPath, load: _Load, ends_s: float) -> None:
+        """Read blocks until one is not to be had, or time is over."""
         slots = []
         for slot in load.slots:
+            if self._timer() >= ends_s:
+                break
             loaded = tier.load(slot.block_key, path.layout, self._books.dram.view(slot))
             if loaded is None:
                 break

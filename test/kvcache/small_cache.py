@@ -1,6 +1,7 @@
 """A cache small enough to overflow in a test, and an engine that writes bytes which can be recognised."""
 
 from collections.abc import Callable, Sequence
+import math
 from pathlib import Path
 import time
 
@@ -67,6 +68,7 @@ class Cache:
         watermarks: Watermarks = WHEN_FULL,
         prefill_tokens_per_s: float = 0.0,
         timer: Callable[[], float] = time.perf_counter,
+        max_load_s: float = math.inf,
     ) -> None:
         self.now_s = 0.0
         self.events: list[KVEvent] = []
@@ -83,6 +85,7 @@ class Cache:
             prefill_tokens_per_s=prefill_tokens_per_s,
             clock=lambda: self.now_s,
             timer=timer,
+            max_load_s=max_load_s,
             listener=self.events.append,
         )
         self.segments = SegmentMap()

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from small_cache import HEAD, NAMESPACE, ROBOT_1, Cache
 
+from kv_agent_ros.kvcache.base import PrefetchPolicy
+
 PROMPT = [*HEAD, 99]
 
 
@@ -45,7 +47,27 @@ def test_books_tell_what_was_saved_and_what_loading_cost(open_cache: Callable[..
     cache.read(PROMPT)
     stats = cache.manager.stats()
     assert stats.saved_compute_s == pytest.approx(0.32)
-    assert stats.load_s == pytest.approx(0.01)
+    assert stats.load_s == pytest.approx(0.05)  # a look before each of 4 blocks and one at the end
+
+
+def test_prompt_waits_for_a_slow_tier_only_so_long_and_gets_what_came(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(timer=Stopwatch(step_s=1.0), max_load_s=3.5)
+    cache.write(HEAD)
+    cache.flush()
+    cache.drop_dram()
+    assert cache.read(PROMPT) == 8  # of 16
+    assert cache.read(PROMPT) == 16  # nothing is lost: the next one gets the rest
+    cache.manager.check_integrity()
+
+
+def test_prefetch_is_not_in_a_hurry(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(timer=Stopwatch(step_s=1.0), max_load_s=0.0)
+    cache.write(HEAD)
+    cache.flush()
+    cache.drop_dram()
+    tokens = np.asarray(PROMPT, np.int32)
+    cache.manager.prefetch(NAMESPACE, ROBOT_1, tokens, PrefetchPolicy.WAIT_COMPLETE, 30.0)
+    assert cache.read(PROMPT) == 16
 
 
 def test_speed_of_the_engine_is_measured_between_what_it_gets_and_what_it_publishes(cache: Cache) -> None:
