@@ -22,7 +22,7 @@ ROBOT_NAME = re.compile(r'[a-z][a-z0-9_]*')
 # Each node with the arguments that it takes as parameters. An empty argument is not passed: the files decide.
 NODES = {
     'simulator_node': ('robots', 'world'),
-    'kv_cache_node': (),
+    'kv_cache_node': ('engine_events', 'engine_events_replay'),
     'inference_node': ('engine', 'engine_url', 'model'),
     'memory_node': (),
     'world_model_node': ('robots', 'world'),
@@ -39,6 +39,8 @@ TEXT_ARGUMENTS = (
     ('shared_namespace', '/', 'Namespace of the shared nodes.'),
     ('engine', '', f'Who runs the language model: {", ".join(ENGINES)}. Empty: as in params_file, else local.'),
     ('engine_url', '', 'Server of all engines but local and none, http://HOST:PORT. Empty: as in params_file.'),
+    ('engine_events', '', 'Where that server publishes its KV events, tcp://HOST:PORT. Empty: as in params_file.'),
+    ('engine_events_replay', '', 'Where it repeats missed ones. Empty: as in params_file.'),
     ('model', '', 'Model directory, or the name under which the server knows it. Empty: as in params_file.'),
     ('world', '', '"home" or the path of a world file. Empty: as in params_file, else home.'),
     ('params_file', '', 'YAML file whose parameters win over config/<node>.yaml; arguments win over both.'),
@@ -130,7 +132,8 @@ def _robot(robot_id: str, values: dict[str, str]) -> IncludeLaunchDescription:
 
 def _composed(values: dict[str, str]) -> Node:
     """One process; it takes the arguments by name, and the parameter files of all nodes."""
-    options = ('robots', 'shared_namespace', 'engine', 'engine_url', 'model', 'world', 'use_sim', 'use_sim_time')
+    options = ('robots', 'shared_namespace', 'engine', 'engine_url', 'engine_events', 'engine_events_replay', 'model')
+    options += ('world', 'use_sim', 'use_sim_time')
     arguments = [f'--{name.replace("_", "-")}={values[name]}' for name in options if values[name]]
     files = [values['params_file']] if values['params_file'] else []
     return Node(

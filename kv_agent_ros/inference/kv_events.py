@@ -206,7 +206,7 @@ class EventFollower:
         if self._must_verify and not self._expected:
             return  # nothing was heard yet
         with self._lock:
-            if self._has_hole or (self._must_verify and self._replay.can_repeat):
+            if self._has_hole or self._must_verify:
                 self._mirror.mark_degraded()
             else:
                 self._mirror.mark_synced()

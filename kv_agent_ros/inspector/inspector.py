@@ -188,8 +188,8 @@ def _mirror(name: str, values: Mapping[str, float]) -> InfraFinding | None:
         return InfraFinding(
             level=Level.WARN,
             component=f'{name}/mirror',
-            message=f"DEGRADED: events of the server's cache are missing ({values.get('mirror_resyncs', 0.0):.0f} times)",
-            advice='they are asked for again by themselves; is the server up, and does it repeat (engine_events_replay)?',
+            message=f'DEGRADED: events of the server are missing, resync {values.get("mirror_resyncs", 0.0):.0f}',
+            advice='it is asked for them by itself; is the server up, and does it repeat (engine_events_replay)?',
         )
     if values.get('mirror_waiting', 0.0) > 0:
         return InfraFinding(

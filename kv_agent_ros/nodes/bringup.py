@@ -34,7 +34,7 @@ SHARED = (
     inspector_node.SPEC,
 )
 PER_ROBOT = (perception_node.SPEC, harness_node.SPEC, agent_node.SPEC)
-OPTIONAL = ('engine', 'engine_url', 'model', 'world')
+OPTIONAL = ('engine', 'engine_url', 'engine_events', 'engine_events_replay', 'model', 'world')
 
 
 def main() -> int:

@@ -8,18 +8,24 @@ from kv_agent_ros.kvcache.block import Tier
 from kv_agent_ros.kvcache.event_wire import AllCleared, BlocksRemoved, BlocksStored, WireEvent
 
 HASHES = st.integers(1, 12)
+SESSIONS = st.sampled_from(['', 'a', 'b'])
 TIERS = st.sampled_from([Tier.HBM, Tier.DRAM])
 
 
-def stored(block_hash: int, parent: int, tier: Tier) -> BlocksStored:
+def stored(block_hash: int, parent: int, tier: Tier, session: str = '') -> BlocksStored:
     return BlocksStored(
-        block_hashes=(block_hash,), token_ids=(block_hash,), block_tokens=1, parent_hash=parent, tier=tier
+        block_hashes=(block_hash,),
+        token_ids=(block_hash,),
+        block_tokens=1,
+        parent_hash=parent,
+        tier=tier,
+        session_id=session,
     )
 
 
 # A block's parent is fixed, as it is in a chain of hashes: the half of its number.
 EVENTS = st.one_of(
-    st.builds(lambda value, tier: stored(value, value // 2, tier), HASHES, TIERS),
+    st.builds(lambda value, tier, name: stored(value, value // 2, tier, name), HASHES, TIERS, SESSIONS),
     st.builds(lambda value, tier: BlocksRemoved(block_hashes=(value,), tier=tier), HASHES, TIERS),
     st.just(AllCleared()),
 )
@@ -51,6 +57,7 @@ def test_mirror_holds_what_a_set_of_blocks_and_tiers_holds(events: list[WireEven
             assert mirror.matched_tokens(path, '') == (0 if path[0] != 1 else expected_match(held, path))
     stats = mirror.stats()
     assert stats.num_blocks + stats.num_orphans == len({value for value, _ in held})
+    assert all(1 <= depth <= 4 for depth in stats.blocks_by_session.values())  # 12 has three ancestors
 
 
 def test_orphans_count_once_their_parent_is_known() -> None:

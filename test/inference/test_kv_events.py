@@ -2,120 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-import threading
 
-import msgspec
 import numpy as np
 import pytest
-import zmq
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.engine_mirror import MirrorState
 from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, Replay, ZmqReplay
+from kv_agent_ros.inference.loopback_events import ANYWHERE, LoopbackEvents, prefix, removed, stored
 from kv_agent_ros.kvcache.block import EventKind, KVEvent, KVNamespace, Tier, block_keys
 from kv_agent_ros.kvcache.event_stream import EventStream
 
 WAIT_S = 10.0
-
-
-def bound(kind: int, endpoint: str) -> zmq.Socket[bytes]:
-    """A socket at an endpoint that another one may just be leaving."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    socket = context.socket(kind)
-    deadline = Deadline(WAIT_S)
-    while True:
-        try:
-            socket.bind(endpoint)
-            return socket
-        except zmq.ZMQError:
-            assert not deadline.wait(0.02), endpoint
-
-
-class Engine:
-    """A publisher of this test with SGLang's frames: counts from 0, keeps what it sent, and can lose messages."""
-
-    def __init__(
-        self, stack: ExitStack, endpoints: tuple[str, str] = ('tcp://127.0.0.1:*',) * 2, num_kept: int = 1000
-    ) -> None:
-        self._publisher = bound(zmq.PUB, endpoints[0])
-        self._router = bound(zmq.ROUTER, endpoints[1])
-        self._kept: list[tuple[int, bytes]] = []
-        self._num_kept = num_kept
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._repeat, daemon=True)
-        self._thread.start()
-        self.answers = True
-        self.sequence = 0
-        self.at_s = 1.0
-        stack.callback(self.end)
-
-    @property
-    def endpoint(self) -> str:
-        return self._publisher.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    @property
-    def replay_endpoint(self) -> str:
-        return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def say(self, *events: object, is_lost: bool = False) -> None:
-        """Publish one batch, or only keep it for those who ask."""
-        payload = msgspec.msgpack.encode([self.at_s, list(events), 0])
-        self._kept = [*self._kept, (self.sequence, payload)][-self._num_kept :]
-        if not is_lost:
-            self._publisher.send_multipart([b'kv', self.sequence.to_bytes(8, 'big'), payload])
-        self.sequence += 1
-        self.at_s += 1.0
-
-    def say_bytes(self, *frames: bytes) -> None:
-        self._publisher.send_multipart(list(frames))
-
-    def restart(self) -> None:
-        """Another life: nothing kept, counting from 0, on the same sockets."""
-        self._kept = []
-        self.sequence = 0
-        self.at_s += 100.0
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
-        self._publisher.close(0)
-        self._router.close(0)
-
-    def _repeat(self) -> None:
-        while not self._ended.is_set():
-            if not self._router.poll(10):
-                continue
-            client, _, first = self._router.recv_multipart()
-            if not self.answers:
-                continue
-            for sequence, payload in self._kept:
-                if sequence >= int.from_bytes(first, 'big'):
-                    self._router.send_multipart([client, b'', b'kv', sequence.to_bytes(8, 'big'), payload])
-            self._router.send_multipart([client, b'', b'', (-1).to_bytes(8, 'big', signed=True), b''])
-
-
-def stored(*hashes: int, parent: int | None = None, salt: str = '', medium: str = 'GPU') -> dict[str, object]:
-    """Blocks of two tokens; block n holds the tokens 2n and 2n + 1."""
-    tokens = [token for value in hashes for token in (2 * value, 2 * value + 1)]
-    return {
-        'type': 'BlockStored',
-        'block_hashes': hashes,
-        'parent_block_hash': parent,
-        'token_ids': tokens,
-        'block_size': 2,
-        'lora_id': None,
-        'medium': medium,
-        'cache_salt': salt or None,
-    }
-
-
-def removed(*hashes: int, medium: str = 'GPU') -> dict[str, object]:
-    return {'type': 'BlockRemoved', 'block_hashes': hashes, 'medium': medium}
-
-
-def prefix(*hashes: int) -> list[int]:
-    return [token for value in hashes for token in (2 * value, 2 * value + 1)]
 
 
 @pytest.fixture
@@ -125,17 +24,23 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def engine(stack: ExitStack) -> Engine:
-    return Engine(stack)
+def engine(stack: ExitStack) -> LoopbackEvents:
+    return publishing(stack)
 
 
-def following(stack: ExitStack, engine: Engine, replay: Replay) -> EventFollower:
+def publishing(stack: ExitStack, endpoints: tuple[str, str] = ANYWHERE, num_kept: int = 1000) -> LoopbackEvents:
+    engine = LoopbackEvents(endpoints, num_kept)
+    stack.callback(engine.close)
+    return engine
+
+
+def following(stack: ExitStack, engine: LoopbackEvents, replay: Replay) -> EventFollower:
     follower = EventFollower.open(endpoint=engine.endpoint, replay=replay)
     stack.callback(follower.close)
     return follower
 
 
-def connected(stack: ExitStack, engine: Engine, replay: Replay) -> EventFollower:
+def connected(stack: ExitStack, engine: LoopbackEvents, replay: Replay) -> EventFollower:
     """A follower that hears what is said from now on: its connection stands."""
     follower = following(stack, engine, replay)
     follower.poll(0.0)
@@ -156,11 +61,11 @@ def until(follower: EventFollower, predicate: Callable[[], bool], again: Callabl
         follower.poll(0.05)
 
 
-def with_replay(engine: Engine) -> ZmqReplay:
+def with_replay(engine: LoopbackEvents) -> ZmqReplay:
     return ZmqReplay(engine.replay_endpoint, 1.0)
 
 
-def test_late_follower_gets_everything_from_the_start(stack: ExitStack, engine: Engine) -> None:
+def test_late_follower_gets_everything_from_the_start(stack: ExitStack, engine: LoopbackEvents) -> None:
     engine.say(stored(1, 2))
     engine.say(stored(3, parent=2))
     follower = following(stack, engine, with_replay(engine))
@@ -172,7 +77,7 @@ def test_late_follower_gets_everything_from_the_start(stack: ExitStack, engine: 
     assert follower.matched_tokens(prefix(2, 3), '') == 0
 
 
-def test_live_events_are_applied_once_though_a_replay_brought_them(stack: ExitStack, engine: Engine) -> None:
+def test_live_events_are_applied_once_though_a_replay_brought_them(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say(stored(1))
     engine.say(removed(1))
@@ -182,20 +87,22 @@ def test_live_events_are_applied_once_though_a_replay_brought_them(stack: ExitSt
     assert follower.matched_tokens(prefix(1), '') == 0
 
 
-def test_gap_is_filled_by_a_replay(stack: ExitStack, engine: Engine) -> None:
+def test_gap_is_filled_by_a_replay(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
-    engine.say(stored(1), is_lost=True)
-    engine.say(stored(2, parent=1), is_lost=True)
+    engine.lose(stored(1))
+    engine.lose(stored(2, parent=1))
     engine.say(stored(3, parent=2))
     until(follower, lambda: follower.matched_tokens(prefix(1, 2, 3), '') == 6)
     assert follower.stats().state is MirrorState.SYNCED
 
 
-def test_gap_that_nobody_can_fill_degrades_the_mirror_until_all_is_cleared(stack: ExitStack, engine: Engine) -> None:
+def test_gap_that_nobody_can_fill_degrades_the_mirror_until_all_is_cleared(
+    stack: ExitStack, engine: LoopbackEvents
+) -> None:
     follower = connected(stack, engine, NoReplay())
     engine.say(stored(1))
     until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
-    engine.say(removed(1), is_lost=True)
+    engine.lose(removed(1))
     engine.say(stored(5))
     until(follower, lambda: follower.matched_tokens(prefix(5), '') == 2)
     assert follower.stats().state is MirrorState.DEGRADED
@@ -204,10 +111,12 @@ def test_gap_that_nobody_can_fill_degrades_the_mirror_until_all_is_cleared(stack
     assert follower.stats().num_blocks == 0
 
 
-def test_engine_that_does_not_repeat_for_a_while_only_delays_the_mirror(stack: ExitStack, engine: Engine) -> None:
+def test_engine_that_does_not_repeat_for_a_while_only_delays_the_mirror(
+    stack: ExitStack, engine: LoopbackEvents
+) -> None:
     follower = connected(stack, engine, ZmqReplay(engine.replay_endpoint, 0.05))
     engine.answers = False
-    engine.say(stored(1), is_lost=True)
+    engine.lose(stored(1))
     engine.say(stored(2, parent=1))
     until(follower, lambda: follower.stats().state is MirrorState.DEGRADED)
     engine.answers = True
@@ -216,8 +125,51 @@ def test_engine_that_does_not_repeat_for_a_while_only_delays_the_mirror(stack: E
     assert follower.stats().num_resyncs == 1
 
 
+def test_lost_connection_degrades_the_mirror_until_the_engine_is_heard_again(stack: ExitStack) -> None:
+    with ExitStack() as first_life:
+        engine = publishing(first_life)
+        endpoints = (engine.endpoint, engine.replay_endpoint)
+        follower = connected(stack, engine, ZmqReplay(endpoints[1], 0.2))
+        engine.say(stored(1))
+        until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    until(follower, lambda: follower.stats().state is MirrorState.DEGRADED)
+    publishing(stack, endpoints)
+    until(follower, lambda: follower.stats().state is MirrorState.SYNCED)
+    assert follower.stats().num_blocks == 0
+
+
+def test_lost_connection_to_an_engine_that_never_repeats_degrades_the_mirror_too(stack: ExitStack) -> None:
+    with ExitStack() as first_life:
+        engine = publishing(first_life)
+        follower = connected(stack, engine, NoReplay())
+        engine.say(stored(1))
+        until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    until(follower, lambda: follower.stats().state is MirrorState.DEGRADED)
+
+
+def test_sessions_are_told_apart_and_followed_to_where_they_are_left(stack: ExitStack, engine: LoopbackEvents) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1, 2, session='robot1/s'), stored(3, parent=1, session='robot2/s'))
+    until(follower, lambda: follower.stats().num_blocks == 3)
+    assert follower.stats().blocks_by_session == {'robot1/s': 2, 'robot2/s': 2}
+    engine.say(removed(2))
+    until(follower, lambda: follower.stats().num_blocks == 2)
+    assert follower.stats().blocks_by_session == {'robot1/s': 1, 'robot2/s': 2}
+    engine.say(removed(3, 1))
+    until(follower, lambda: follower.stats().num_blocks == 0)
+    assert follower.stats().blocks_by_session == {}
+    assert follower.stats().names_sessions
+
+
+def test_adapters_are_told_apart(stack: ExitStack, engine: LoopbackEvents) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1, salt='a', adapter='gripper'))
+    until(follower, lambda: follower.matched_tokens(prefix(1), 'a', 'gripper') == 2)
+    assert follower.matched_tokens(prefix(1), 'a') == 0
+
+
 def test_replay_that_begins_too_late_degrades_the_mirror(stack: ExitStack) -> None:
-    engine = Engine(stack, num_kept=1)
+    engine = publishing(stack, num_kept=1)
     engine.say(stored(1))
     engine.say(stored(2, parent=1))
     follower = following(stack, engine, with_replay(engine))
@@ -226,7 +178,7 @@ def test_replay_that_begins_too_late_degrades_the_mirror(stack: ExitStack) -> No
     assert (stats.state, stats.num_blocks, stats.num_orphans) == (MirrorState.DEGRADED, 0, 1)
 
 
-def test_engine_that_starts_anew_is_mirrored_anew(stack: ExitStack, engine: Engine) -> None:
+def test_engine_that_starts_anew_is_mirrored_anew(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say(stored(1, 2))
     until(follower, lambda: follower.matched_tokens(prefix(1, 2), '') == 4)
@@ -237,14 +189,14 @@ def test_engine_that_starts_anew_is_mirrored_anew(stack: ExitStack, engine: Engi
     assert follower.stats().state is MirrorState.SYNCED
 
 
-def test_restart_that_has_already_counted_as_far_as_we_had_is_noticed(stack: ExitStack, engine: Engine) -> None:
+def test_restart_that_has_already_counted_as_far_as_we_had_is_noticed(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say(stored(1))
     until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
     counted = engine.sequence
     engine.restart()
     for number in range(counted + 1):
-        engine.say(stored(20 + number), is_lost=True)
+        engine.lose(stored(20 + number))
     engine.say(stored(50))
     until(follower, lambda: follower.matched_tokens(prefix(50), '') == 2)
     assert follower.matched_tokens(prefix(1), '') == 0
@@ -253,22 +205,22 @@ def test_restart_that_has_already_counted_as_far_as_we_had_is_noticed(stack: Exi
 
 def test_restart_behind_a_broken_connection_is_noticed_without_a_gap(stack: ExitStack) -> None:
     with ExitStack() as first_life:
-        engine = Engine(first_life)
+        engine = publishing(first_life)
         endpoints = (engine.endpoint, engine.replay_endpoint)
         follower = connected(stack, engine, ZmqReplay(endpoints[1], 0.2))
         engine.say(stored(1))
         until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
         counted = engine.sequence
-    second = Engine(stack, endpoints)
+    second = publishing(stack, endpoints)
     second.at_s = 500.0
     for number in range(counted):
-        second.say(stored(20 + number), is_lost=True)
+        second.lose(stored(20 + number))
     until(follower, lambda: follower.matched_tokens(prefix(20), '') == 2)
     assert follower.matched_tokens(prefix(1), '') == 0
     assert follower.stats().state is MirrorState.SYNCED
 
 
-def test_tenants_and_tiers_are_told_apart(stack: ExitStack, engine: Engine) -> None:
+def test_tenants_and_tiers_are_told_apart(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say(stored(1, salt='a'), stored(1, salt='a', medium='CPU_PINNED'), removed(1))
     until(follower, lambda: follower.matched_tokens(prefix(1), 'a') == 2)
@@ -279,7 +231,7 @@ def test_tenants_and_tiers_are_told_apart(stack: ExitStack, engine: Engine) -> N
     until(follower, lambda: follower.matched_tokens(prefix(1), 'a') == 0)
 
 
-def test_older_dialect_is_followed_too(stack: ExitStack, engine: Engine) -> None:
+def test_older_dialect_is_followed_too(stack: ExitStack, engine: LoopbackEvents) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say(['BlockStored', [1, 2], None, [2, 3, 4, 5], 2, None])
     engine.say(['BlockRemoved', [2]])
@@ -290,7 +242,7 @@ def test_older_dialect_is_followed_too(stack: ExitStack, engine: Engine) -> None
     'frames', [(b'kv',), (b'kv', b'xx', b''), (b'kv', bytes(8), b'not msgpack'), (b'kv', bytes(8), b'\xc0')]
 )
 def test_garbage_degrades_the_mirror_and_ends_nothing(
-    stack: ExitStack, engine: Engine, frames: tuple[bytes, ...]
+    stack: ExitStack, engine: LoopbackEvents, frames: tuple[bytes, ...]
 ) -> None:
     follower = connected(stack, engine, with_replay(engine))
     engine.say_bytes(*frames)
