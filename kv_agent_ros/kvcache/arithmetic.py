@@ -4,18 +4,29 @@ Sums of levels are exact in float32, in any order, because levels are rounded; a
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol  # Any: numba's compiled functions carry no types
 
 import numpy as np
 import numpy.typing as npt
 
-from kv_agent_ros.kvcache.packing import Codes, pack, packed_size, unpack
+from kv_agent_ros.kvcache.packing import Codes, Wide, narrow, pack, packed_size, unpack
 from kv_agent_ros.kvcache.rotation import LEVEL_STEP, Floats, codebook, hadamard, rotation_width, thresholds
 
 LARGEST_HALF = np.float32(65504)
 
 Halves = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Norms:
+    """A number for every vector: table[code] times the row's largest."""
+
+    packed: Codes  # (rows, packed_size(tokens, bits))
+    bits: int
+    table: Floats  # (2**bits,)
+    largest: Wide  # (rows,)
 
 
 class Arithmetic(Protocol):
@@ -32,17 +43,10 @@ class Arithmetic(Protocol):
         """`rotation.hadamard` of vectors * signs."""
         ...
 
-    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
-        """(rows, tokens) of the table's entries for the codes, times `reference` (rows,)."""
-        ...
-
     def look_up(
-        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
     ) -> None:
-        """out = hadamard(levels) * gain * signs + centre.
-
-        `gain` is (rows, tokens), `signs` (channels,), `centre` (rows, channels).
-        """
+        """out = hadamard(levels) * norms * signs + centre; `signs` is (channels,), `centre` (rows, channels)."""
         ...
 
     def scale(
@@ -70,15 +74,13 @@ class NumpyArithmetic:
     def turn(self, vectors: Floats, signs: Floats) -> Floats:
         return hadamard(vectors * signs)
 
-    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
-        found: Floats = table[unpack(packed, bits, tokens)] * reference[:, None]
-        return found
-
     def look_up(
-        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
     ) -> None:
         values = hadamard(codebook(bits)[unpack(packed, bits, out.shape[-1])])
-        values *= gain[..., None]
+        values *= (norms.table[unpack(norms.packed, norms.bits, out.shape[1])] * narrow(norms.largest)[:, None])[
+            ..., None
+        ]
         values *= signs
         values += centre[:, None]
         _put(values, out)
@@ -99,10 +101,7 @@ class NumpyArithmetic:
 
 
 class CompiledArithmetic:
-    """`compiled_loops`: the first call ever costs seconds, later processes read numba's cache.
-
-    Vectors whose runs for the transform are too short for a byte of codes are rotated by numpy.
-    """
+    """`compiled_loops`: the first call ever costs seconds, later processes read numba's cache."""
 
     def __init__(self, loops: Any) -> None:
         self._loops = loops
@@ -119,20 +118,12 @@ class CompiledArithmetic:
         self._loops.turn(_flat(vectors), signs, rotation_width(vectors.shape[-1]), _flat(turned))
         return turned
 
-    def gain(self, packed: Codes, bits: int, table: Floats, reference: Floats, tokens: int) -> Floats:
-        found = np.empty((len(packed), tokens), np.float32)
-        self._loops.gain(packed, table, reference, bits, found)
-        return found
-
     def look_up(
-        self, packed: Codes, bits: int, gain: Floats, signs: Floats, centre: Floats, out: Floats | Halves
+        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
     ) -> None:
-        width = rotation_width(out.shape[-1])
-        if width < 8 // bits:
-            self._numpy.look_up(packed, bits, gain, signs, centre, out)
-            return
-        codes, levels, norms = _flat(packed), _turned_levels(bits), gain.reshape(-1)
-        self._write(out, lambda to: self._loops.look_up(codes, levels, width, norms, signs, centre, _flat(to)))
+        codes, levels, width = _flat(packed), _wide_levels(bits), rotation_width(out.shape[-1])
+        scales = (norms.packed, norms.bits, norms.table, norms.largest)
+        self._write(out, lambda to: self._loops.look_up(codes, levels, width, *scales, signs, centre, _flat(to)))
 
     def scale(
         self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
@@ -188,7 +179,7 @@ def warm_up() -> None:
     """
     arithmetic, vectors = best_arithmetic(), np.ones((1, 1, 8), np.float32)
     signs = vectors[0, 0]
-    gain = arithmetic.gain(np.zeros((1, 1), np.uint8), 8, signs, signs[:1], 1)
+    norms = Norms(packed=np.zeros((1, 1), np.uint8), bits=8, table=signs, largest=np.zeros(1, np.uint16))
     arithmetic.turn(vectors, signs)
     halves = np.zeros(vectors.shape, np.float16)
     arithmetic.widen(halves)
@@ -198,8 +189,8 @@ def warm_up() -> None:
         for out in (vectors, halves):
             arithmetic.scale(packed, bits, vectors, vectors, (1, 1), out)
             if bits < 8:
-                arithmetic.choose(vectors, gain, bits)
-                arithmetic.look_up(packed, bits, gain, signs, vectors[0], out)
+                arithmetic.choose(vectors, vectors[..., 0], bits)
+                arithmetic.look_up(packed, bits, norms, signs, vectors[0], out)
 
 
 RESOLUTION = 2 / LEVEL_STEP  # places of a unit: edges are means of two levels
@@ -214,9 +205,9 @@ def _code_at(bits: int) -> Codes:
 
 
 @cache
-def _turned_levels(bits: int) -> npt.NDArray[np.generic]:
-    """(256,) what a byte's codes stand for, the first steps of the transform done, read as one wide number."""
-    return _wide(hadamard(codebook(bits)[_every_byte(bits)]))
+def _wide_levels(bits: int) -> npt.NDArray[np.generic]:
+    """(256,) what a byte's codes stand for, read as one wide number."""
+    return _wide(codebook(bits)[_every_byte(bits)])
 
 
 @cache

@@ -1,19 +1,32 @@
 """The loops of quantisation, compiled by numba: importing this needs it. Plain Python, element by element, so no types.
 
-Vectors lie in one flat row of them, (vectors, length). ABREAST of them are turned on their side at a time: neighbours
-in memory are then the same element of neighbouring vectors, and every step of the transform is long runs of additions,
-which the compiler makes vector instructions of. No innermost loop has index arithmetic.
+Vectors lie in one flat row of them, (vectors, length). Some are brought into a tile that stays in the processor's first
+cache, and every loop then runs over the whole tile or over one vector, without index arithmetic.
 """
 
 import platform
 
-from llvmlite import binding, ir
+from llvmlite import binding
 import numba
 from numba.core import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 import numpy as np
 
-ABREAST = 32
+from kv_agent_ros.kvcache.vector_code import (
+    LANES,
+    LARGEST_RUN,
+    half_bits,
+    half_value,
+    turn_16,
+    turn_32,
+    turn_64,
+    turn_128,
+    turn_256,
+    wide_value,
+)
+
+TILE_ELEMENTS = 2048
+LINE_BYTES = 64
 LARGEST_HALF = np.float32(65504)
 CAN_HALVE = platform.machine() in ('aarch64', 'arm64') or bool(binding.get_host_cpu_features().get('f16c'))
 
@@ -26,24 +39,6 @@ def _compiled(loop):
         return numba.njit(nogil=True, error_model='numpy')(loop)
 
 
-@intrinsic
-def _half_bits(typing_context, value):
-    """float32 to the bits of the nearest float16, by the processor: numba knows no float16 outside GPUs."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
-
-
-@intrinsic
-def _half_value(typing_context, bits):
-    def generate(context, builder, signature, arguments):
-        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), generate
-
-
 def _stored(value, line):
     """The value as `line` has its elements: float32, or the bits of float16."""
 
@@ -51,50 +46,56 @@ def _stored(value, line):
 @overload(_stored)
 def _typed_stored(value, line):
     if line.dtype == types.uint16:
-        return lambda value, line: _half_bits(min(max(value, -LARGEST_HALF), LARGEST_HALF))
+        return lambda value, line: half_bits(min(max(value, -LARGEST_HALF), LARGEST_HALF))
     return lambda value, line: value
 
 
 @_compiled
-def _transform(tile, lanes, width):
-    """Of runs of `width` rows, `lanes` long each, of a flat tile; two steps at a time."""
-    run = width * lanes // 2
-    while run > lanes:
-        part = run // 2
-        for start in range(0, len(tile), 2 * run):
-            one, two = tile[start : start + part], tile[start + part : start + run]
-            three, four = tile[start + run : start + run + part], tile[start + run + part : start + 2 * run]
-            for i in range(part):
-                a, b = one[i] + three[i], two[i] + four[i]
-                c, d = one[i] - three[i], two[i] - four[i]
-                one[i] = a + b
-                two[i] = a - b
-                three[i] = c + d
-                four[i] = c - d
-        run //= 4
-    if run == lanes:
-        for start in range(0, len(tile), 2 * run):
-            one, two = tile[start : start + run], tile[start + run : start + 2 * run]
-            for i in range(run):
+def _transform(tile, width):
+    """Of runs of `width` elements; the widest steps first."""
+    run = width
+    while run > LARGEST_RUN or 1 < run < LANES:
+        half = run // 2
+        for start in range(0, len(tile), run):
+            one, two = tile[start : start + half], tile[start + half : start + run]
+            for i in range(half):
                 a, b = one[i], two[i]
                 one[i] = a + b
                 two[i] = a - b
+        run = half
+    if run == 16:
+        for start in range(0, len(tile), 16):
+            turn_16(tile, start)
+    elif run == 32:
+        for start in range(0, len(tile), 32):
+            turn_32(tile, start)
+    elif run == 64:
+        for start in range(0, len(tile), 64):
+            turn_64(tile, start)
+    elif run == 128:
+        for start in range(0, len(tile), 128):
+            turn_128(tile, start)
+    elif run == LARGEST_RUN:
+        for start in range(0, len(tile), LARGEST_RUN):
+            turn_256(tile, start)
+
+
+@_compiled
+def _tile(like, num):
+    """For `num` elements, from the start of a line of the cache on: no register is then filled from two lines."""
+    elements = np.empty(num + LINE_BYTES // like.itemsize, like.dtype)
+    start = -elements.ctypes.data % LINE_BYTES // like.itemsize
+    return elements[start : start + num]
 
 
 @_compiled
 def turn(vectors, signs, width, turned):
     num_vectors, length = vectors.shape
-    flat_tile = np.zeros(length * ABREAST, np.float32)
-    tile = flat_tile.reshape(length, ABREAST)
-    for first in range(0, num_vectors, ABREAST):
-        num = min(ABREAST, num_vectors - first)
-        for vector in range(num):
-            for i in range(length):
-                tile[i, vector] = vectors[first + vector, i] * signs[i]
-        _transform(flat_tile, ABREAST, width)
-        for vector in range(num):
-            for i in range(length):
-                turned[first + vector, i] = tile[i, vector]
+    for vector in range(num_vectors):
+        line, source = turned[vector], vectors[vector]
+        for i in range(length):
+            line[i] = source[i] * signs[i]
+        _transform(line, width)
 
 
 @_compiled
@@ -121,62 +122,66 @@ def choose(vectors, inverse, code_at, resolution, bits, packed):
 
 
 @_compiled
-def gain(packed, table, reference, bits, found):
-    rows, tokens = found.shape
-    per_byte, mask = 8 // bits, (1 << bits) - 1
-    for row in range(rows):
-        for token in range(tokens):
-            code = (packed[row, token // per_byte] >> (bits * (token % per_byte))) & mask
-            found[row, token] = table[code] * reference[row]
+def _norm(packed, bits, token, table):
+    first_bit = token * bits
+    return table[(packed[first_bit >> 3] >> (first_bit & 7)) & ((1 << bits) - 1)]
 
 
 @_compiled
-def look_up(packed, wide_levels, width, gain, signs, centre, out):
-    """A byte brings all its levels, which it has through the first steps already, as one wide number."""
+def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs, centre, out):
+    """A byte brings all its levels as one wide number."""
     num_vectors, size = packed.shape
-    length, tokens = out.shape[1], num_vectors // centre.shape[0]
-    per_byte = length // size
-    flat_tile = np.zeros(length * ABREAST, np.float32)
-    tile = flat_tile.view(wide_levels.dtype).reshape(size, ABREAST)
-    values = np.empty(length, np.float32)
-    wide_values = values.view(wide_levels.dtype)
-    for first in range(0, num_vectors, ABREAST):
-        num = min(ABREAST, num_vectors - first)
-        for vector in range(num):
-            for i in range(size):
-                tile[i, vector] = wide_levels[packed[first + vector, i]]
-        _transform(flat_tile, ABREAST * per_byte, width // per_byte)
-        for vector in range(num):
-            for i in range(size):
-                wide_values[i] = tile[i, vector]
-            line, middle = out[first + vector], centre[(first + vector) // tokens]
-            factor = gain[first + vector]
+    length, tokens = out.shape[1], num_vectors // len(largest)
+    abreast = max(1, TILE_ELEMENTS // length)
+    wide_tile = _tile(wide_levels, abreast * size)
+    tile = wide_tile.view(np.float32)
+    pitch = len(tile) // abreast
+    codes = packed.reshape(num_vectors * size)
+    row = token = 0
+    for first in range(0, num_vectors, abreast):
+        num = min(abreast, num_vectors - first)
+        source = codes[first * size : (first + num) * size]
+        for i in range(len(source)):
+            wide_tile[i] = wide_levels[source[i]]
+        _transform(tile[: num * pitch], width)
+        for place in range(num):
+            gain = _norm(norms[row], norm_bits, token, table) * wide_value(largest[row])
+            line, middle, values = out[first + place], centre[row], tile[place * pitch :]
             for i in range(length):
-                line[i] = _stored(values[i] * factor * signs[i] + middle[i], line)
+                line[i] = _stored(values[i] * gain * signs[i] + middle[i], line)
+            token += 1
+            if token == tokens:
+                row, token = row + 1, 0
 
 
 @_compiled
 def scale(packed, wide_codes, low, step, token_group, channel_group, out):
     rows, tokens, length = out.shape
     size, num_parts = packed.shape[2], low.shape[2]
-    wide_line = np.empty(size, wide_codes.dtype)
-    codes = wide_line.view(np.float32)
+    abreast = max(1, TILE_ELEMENTS // length)
+    wide_tile = _tile(wide_codes, abreast * size)
+    tile = wide_tile.view(np.float32)
+    pitch = len(tile) // abreast
     for row in range(rows):
-        for token in range(tokens):
-            for i in range(size):
-                wide_line[i] = wide_codes[packed[row, token, i]]
-            lows, steps = low[row, token // token_group], step[row, token // token_group]
-            line = out[row, token]
-            if channel_group == 1:
-                for i in range(length):
-                    line[i] = _stored(codes[i] * steps[i] + lows[i], line)
-            else:
-                for part in range(num_parts):
-                    first, end = part * channel_group, min(length, (part + 1) * channel_group)
-                    factor, offset = steps[part], lows[part]
-                    run, source = line[first:end], codes[first:end]
-                    for i in range(end - first):
-                        run[i] = _stored(source[i] * factor + offset, run)
+        codes = packed[row].reshape(tokens * size)
+        for first in range(0, tokens, abreast):
+            end = min(first + abreast, tokens)
+            source = codes[first * size : end * size]
+            for i in range(len(source)):
+                wide_tile[i] = wide_codes[source[i]]
+            for token in range(first, end):
+                lows, steps = low[row, token // token_group], step[row, token // token_group]
+                line, values = out[row, token], tile[(token - first) * pitch :]
+                if channel_group == 1:
+                    for i in range(length):
+                        line[i] = _stored(values[i] * steps[i] + lows[i], line)
+                else:
+                    for part in range(num_parts):
+                        start, stop = part * channel_group, min(length, (part + 1) * channel_group)
+                        factor, offset = steps[part], lows[part]
+                        run, among = line[start:stop], values[start:stop]
+                        for i in range(stop - start):
+                            run[i] = _stored(among[i] * factor + offset, run)
 
 
 @_compiled
@@ -188,4 +193,4 @@ def halve(values, halves):
 @_compiled
 def widen(halves, values):
     for i in range(len(halves)):
-        values[i] = _half_value(halves[i])
+        values[i] = half_value(halves[i])

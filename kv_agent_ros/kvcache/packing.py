@@ -3,8 +3,6 @@
 A byte carries codes that are neighbours, the first one in its lowest bits.
 """
 
-from itertools import accumulate
-
 import numpy as np
 import numpy.typing as npt
 
@@ -62,7 +60,10 @@ def joined(*sections: npt.NDArray[np.generic]) -> ByteArray:
 
 def split(stored: ByteArray, sizes: list[int]) -> list[ByteArray]:
     """The opposite of `joined`; raises StoreError when the sizes do not add up to what is stored."""
-    if len(stored) != sum(sizes):
-        raise StoreError(f'stored block: expected {sum(sizes)} bytes, got {len(stored)}')
-    ends = list(accumulate(sizes))
-    return [stored[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    sections, start = [], 0
+    for size in sizes:
+        sections.append(stored[start : start + size])
+        start += size
+    if start != len(stored):
+        raise StoreError(f'stored block: expected {start} bytes, got {len(stored)}')
+    return sections

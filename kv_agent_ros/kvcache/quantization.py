@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Norms, best_arithmetic
 from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
 from kv_agent_ros.kvcache.storage.base import ByteArray
@@ -142,10 +142,13 @@ class RotatedQuantizer:
         """As `decode`, with `centre` (rows, channels) added to every token."""
         rows, tokens, channels = out.shape
         reference, packed_norms, packed = split(stored, self._sizes((rows, tokens, channels)))
-        table, arithmetic = _unit_norm_table(self.norm_bits, channels), self.arithmetic()
-        largest = narrow(reference.view(np.uint16))
-        gain = arithmetic.gain(packed_norms.reshape(rows, -1), self.norm_bits, table, largest, tokens)
-        arithmetic.look_up(packed.reshape(rows, tokens, -1), self.bits, gain, signs(channels), centre, out)
+        norms = Norms(
+            packed=packed_norms.reshape(rows, -1),
+            bits=self.norm_bits,
+            table=_unit_norm_table(self.norm_bits, channels),
+            largest=reference.view(np.uint16),
+        )
+        self.arithmetic().look_up(packed.reshape(rows, tokens, -1), self.bits, norms, signs(channels), centre, out)
 
     def _sizes(self, shape: Shape) -> list[int]:
         rows, tokens, channels = shape
