@@ -4,8 +4,9 @@ A row compares `ours` with `peer` in the same run; `limit` is what physics or th
 better for us.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 import json
 import os
 from pathlib import Path
@@ -62,6 +63,21 @@ def run_phases(phases: Iterable[Callable[[], list[Row]]]) -> list[Row]:
     except KeyboardInterrupt:
         print('interrupted: what follows is what was measured until then', file=sys.stderr, flush=True)
     return rows
+
+
+def saving(name: str, phases: Iterable[Callable[[], list[Row]]]) -> Iterator[Callable[[], list[Row]]]:
+    """The same phases; after each one all rows so far are in benchmarks/out/<name>.json, whatever ends the run."""
+    rows: list[Row] = []
+
+    def saved(phase: Callable[[], list[Row]]) -> list[Row]:
+        found = phase()
+        rows.extend(found)
+        OUT.mkdir(exist_ok=True)
+        (OUT / f'{name}.json').write_text(json.dumps({'rows': [asdict(row) for row in rows], 'machine': machine()}))
+        return found
+
+    for phase in phases:
+        yield partial(saved, phase)
 
 
 def print_json(rows: Sequence[Row], facts: dict[str, object]) -> None:

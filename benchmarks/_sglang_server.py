@@ -1,7 +1,7 @@
 """A real SGLang server for a benchmark: started, killed, started again by scripts/sglang, asked one turn at a time."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 import json
 import os
@@ -34,12 +34,12 @@ class SglangServer:
     """The server at one port. `options` are those of scripts/sglang start, `flags` those of SGLang's launcher."""
 
     def __init__(self, state_dir: Path, options: Sequence[str], flags: Sequence[str], settings: dict[str, str]) -> None:
-        self._state_dir = state_dir
         self._options, self._flags, self._settings = options, flags, settings
         with socket.socket() as probe:
             probe.bind(('127.0.0.1', 0))
             self._port = int(probe.getsockname()[1])
         self._server = ('--port', str(self._port), '--state-dir', str(state_dir))
+        self._pid_file = state_dir / f'{self._port}.pid'
         self.url = f'http://127.0.0.1:{self._port}'
 
     def start(self) -> float:
@@ -56,15 +56,29 @@ class SglangServer:
     @property
     def pid(self) -> int:
         """Of the process that leads its group."""
-        return int((self._state_dir / f'{self._port}.pid').read_text())
+        return int(self._pid_file.read_text())
 
     def kill(self) -> None:
         """kill -9, as a crash would."""
-        os.killpg(self.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.stop()
 
+    def pause(self) -> None:
+        """Stop all its processes where they are: an idle SGLang keeps a processor busy."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def flush(self) -> None:
+        """Forget everything that is not in its storage."""
+        httpx.post(f'{self.url}/flush_cache', timeout=ANSWER_S).raise_for_status()
+
     def stop(self) -> None:
-        """End it; idempotent."""
+        """End it, paused or not; idempotent."""
+        if self._pid_file.exists():
+            self.resume()
         subprocess.run([SCRIPT, 'stop', *self._server], capture_output=True, timeout=STOP_S)
 
     def ask(self, text: str, *, tenant: str, max_new_tokens: int, session: str = '') -> Answer:
@@ -96,6 +110,11 @@ class SglangServer:
     def close_session(self, session: str) -> None:
         """End a session's references."""
         httpx.post(f'{self.url}/close_session', json={'session_id': session}, timeout=ANSWER_S).raise_for_status()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To everything that scripts/sglang started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
 
 @contextmanager

@@ -1,201 +1,198 @@
-"""SGLang is killed and started again: how long each robot's next turn takes, from our store and from SGLang's files.
+"""SGLang gets kill -9 and starts again: each robot's next turn with our store, with SGLang's own files, with neither.
 
-Every robot has a history of its own. It is asked once, the server gets kill -9, and each robot goes on: the time to the
-first token, the bytes on disk, and whether the greedy answers are those of a server that computes everything.
+Two servers, in turns for every robot, so that both see the same noise; the one that is not asked is paused, because an
+idle SGLang keeps a processor busy. Times are wall times to the first token, medians over the robots: of the turn right
+after the restart, then of the same turns after the engine's memory was emptied, at last with the system's page cache
+emptied too, as after a power cut. The answers of many short turns are compared with those of exact keys and values.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-import random
 import statistics
-import sys
 import tempfile
 
 from matplotlib.axes import Axes
 
-from benchmarks._reporting import Row, print_json, print_table, save_plot
-from benchmarks._sglang_server import Answer, SglangServer, running, settle
+from benchmarks._reporting import Row, print_json, print_table, run_phases, save_plot, saving
+from benchmarks._restarted import TENANT, RestartedServer, Script, say, scripts
+from benchmarks._sglang_server import Answer
 
-PLACES = ('kitchen', 'bedroom', 'hallway', 'office', 'balcony', 'garage', 'pantry')
-THINGS = ('cup', 'plate', 'book', 'bottle', 'towel', 'lamp', 'spoon', 'phone')
-SERVER = ('--max-total-tokens', '8192', '--max-running-requests', '2')
-HICACHE = ('--enable-hierarchical-cache', '--hicache-ratio', '1.5', '--page-size', '16')
-HICACHE += ('--hicache-write-policy', 'write_through', '--hicache-storage-prefetch-policy', 'wait_complete')
-HICACHE += (
-    '--hicache-io-backend',
-    'direct',
-    '--hicache-mem-layout',
-    'layer_first',
-    '--hicache-storage-backend',
-    'file',
-)
-HICACHE += ('--hicache-storage-backend-extra-config', json.dumps({'prefetch_threshold': 32}))
-SENTENCE_TOKENS = 14
+ABREAST = 2  # robots that are asked at once where no times are taken
+NO_L3, FILES = 'nothing stored, same server', 'SGLang file backend'
+
+Pairs = list[tuple[Answer, Answer]]  # of our store, of SGLang's files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Script:
-    """What one robot is told; its answers are written beforehand, so that all servers are asked the same."""
+class Bench:
+    """Its phases; every one returns the rows that it brings."""
 
-    history: str
-    turns: tuple[str, ...]
+    def __init__(
+        self,
+        ours: RestartedServer,
+        files: RestartedServer,
+        timed: Sequence[Script],
+        judged: Sequence[Script],
+        new_tokens: int,
+        num_rounds: int,
+    ) -> None:
+        self._ours, self._files = ours, files
+        self._timed, self._judged = timed, judged
+        self._new_tokens, self._num_rounds = new_tokens, num_rounds
+        self._files_same = 0.0  # share of answers
 
-    def prompt(self, turn: int) -> str:
-        """Everything up to the question of this turn."""
-        return self.history + ''.join(self.turns[: turn + 1])
+    def restart(self) -> list[Row]:
+        """Both servers hear the histories, die and come back."""
+        for server in (self._ours, self._files):
+            server.start()
+            server.hear(self._timed)
+        bytes_on_disk = row('bytes_on_disk', self._ours.bytes_on_disk(), self._files.bytes_on_disk(), FILES, 'B', 1)
+        self._ours.hear(self._judged)
+        for server in (self._ours, self._files):
+            server.kill_and_start()
+        return [bytes_on_disk]
+
+    def next_turn(self) -> list[Row]:
+        """Right after the restart, and what it costs with nothing stored."""
+        pairs = self._ask_both(lambda: None)
+        with self._ours.awake():
+            cold = [self._ours.ask(script.prompt(0), 'nobody', self._new_tokens) for script in self._timed]
+            self._ours.settle()
+        self._files_same = share([theirs.text == exact.text for (_, theirs), exact in zip(pairs, cold, strict=True)])
+        mine, theirs = ([pair[place] for pair in pairs] for place in (0, 1))
+        n = len(self._timed)
+        return [
+            *ttft_rows('ttft_next_turn', pairs),
+            row('ttft_next_turn_of_cold', ttft_s(mine), ttft_s(cold), NO_L3, 's', n),
+            row('ttft_file_backend_of_cold', ttft_s(theirs), ttft_s(cold), NO_L3, 's', n),
+            higher('prompt_from_storage', stored_share(mine), stored_share(theirs), 'share of tokens', n),
+        ]
+
+    def again(self) -> list[Row]:
+        """The same turns, each round with nothing in the engine's memory."""
+        pairs: Pairs = []
+        for _ in range(self._num_rounds):
+            self._forget()
+            pairs += self._ask_both(lambda: None)
+        return ttft_rows('ttft_after_flush', pairs) if pairs else []
+
+    def cold_disk(self) -> list[Row]:
+        """The same turns once more, every file read from the disk."""
+        self._forget()
+        return ttft_rows('ttft_page_cache_empty', self._ask_both(self._empty_page_caches))
+
+    def answers(self) -> list[Row]:
+        """Many short turns with what our store kept, and with exact keys and values."""
+        self._files.stop()
+        with self._ours.awake(), ThreadPoolExecutor(ABREAST) as pool:
+            verdicts = [same for found in pool.map(self._judge, range(len(self._judged))) for same in found]
+        same = share(verdicts)
+        return [higher('same_greedy_answers', same, self._files_same, 'share of turns', len(verdicts))]
+
+    def _judge(self, robot: int) -> list[bool]:
+        """By turn, whether the robot gets the same answer."""
+        say(f'answers of robot {robot + 1} of {len(self._judged)}')
+        script = self._judged[robot]
+        found, exact = (
+            [self._ours.ask(script.prompt(turn), tenant, self._new_tokens).text for turn in range(len(script.turns))]
+            for tenant in (TENANT, f'nobody {robot}')
+        )
+        return [mine == other for mine, other in zip(found, exact, strict=True)]
+
+    def _ask_both(self, prepare: Callable[[], None]) -> Pairs:
+        """The first turn of every robot; who is asked first alternates."""
+        pairs: Pairs = []
+        for number, script in enumerate(self._timed):
+            say(f'turn of robot {number + 1} of {len(self._timed)}')
+            found: dict[str, Answer] = {}
+            for server in (self._ours, self._files)[:: 1 if number % 2 else -1]:
+                prepare()
+                with server.awake():
+                    found[server.name] = server.ask(script.prompt(0), TENANT, self._new_tokens)
+                    server.settle()
+            pairs.append((found[self._ours.name], found[self._files.name]))
+        return pairs
+
+    def _forget(self) -> None:
+        for server in (self._ours, self._files):
+            with server.awake():
+                server.forget()
+
+    def _empty_page_caches(self) -> None:
+        for server in (self._ours, self._files):
+            server.empty_page_cache()
 
 
-@dataclass(kw_only=True, slots=True)
-class Played:
-    """What one kind of server did."""
-
-    bytes_on_disk: int = 0
-    history_tokens: int = 0
-    turns: list[list[Answer]] = field(default_factory=list)  # by robot
-
-    def ttft_s(self, turn: int) -> float:
-        """Median over the robots."""
-        return statistics.median(answers[turn].ttft_s for answers in self.turns)
-
-    def stored_share(self) -> float:
-        """Share of the first turn's prompt that came from storage."""
-        first = [answers[0] for answers in self.turns]
-        return sum(answer.storage_tokens for answer in first) / sum(answer.prompt_tokens for answer in first)
+def ttft_s(answers: Sequence[Answer]) -> float:
+    """The median."""
+    return statistics.median(answer.ttft_s for answer in answers)
 
 
-def scripts(num_robots: int, num_turns: int, num_tokens: int) -> list[Script]:
-    """Histories of about `num_tokens`, each robot's own."""
-    chance = random.Random(7)
-
-    def sentence() -> str:
-        place, number = chance.choice(PLACES), chance.randrange(30)
-        return f'The {chance.choice(THINGS)} {number} is in the {place} on shelf {chance.randrange(9)}.'
-
-    made = []
-    for robot in range(num_robots):
-        seen = [sentence() for _ in range(max(1, num_tokens // SENTENCE_TOKENS))]
-        turns = tuple(f' {sentence()}\nQuestion: what is in the {place}?\nAnswer:' for place in PLACES * 30)
-        made.append(Script(history=f'You are robot {robot}. ' + ' '.join(seen), turns=turns[:num_turns]))
-    return made
+def stored_share(answers: Sequence[Answer]) -> float:
+    """Share of the prompts that came from storage."""
+    return sum(answer.storage_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers)
 
 
-def play_restart(server: SglangServer, store: Path, told: Sequence[Script], new_tokens: int) -> tuple[Played, Played]:
-    """Every robot once, kill -9, then all turns of every robot; and beside each the same turns with nothing cached."""
-    played, cold = Played(), Played()
-    with running(server):
-        for number, script in enumerate(told):
-            say(f'  history of robot {number + 1} of {len(told)}')
-            played.history_tokens += server.ask(script.history, tenant='home', max_new_tokens=1).prompt_tokens
-        played.bytes_on_disk = settle(store)
-        server.kill()
-        say('  kill -9; starting again …')
-        server.start()
-        for number, script in enumerate(told):
-            say(f'  next turns of robot {number + 1} of {len(told)}')
-            played.turns.append(play_turns(server, script, 'home', new_tokens))
-            settle(store)  # what is being written must not disturb what is measured
-            cold.turns.append(play_turns(server, script, f'nobody {number}', new_tokens))
-            settle(store)
-    return played, cold
+def share(verdicts: Sequence[bool]) -> float:
+    """Of those that hold."""
+    return sum(verdicts) / len(verdicts)
 
 
-def play_turns(server: SglangServer, script: Script, tenant: str, new_tokens: int) -> list[Answer]:
-    """All turns of one robot."""
+def ttft_rows(name: str, pairs: Pairs) -> list[Row]:
+    """The medians, and how often ours was the faster one of a pair."""
+    mine, theirs = ([pair[place] for pair in pairs] for place in (0, 1))
+    won = share([ours.ttft_s <= files.ttft_s for ours, files in pairs])
     return [
-        server.ask(script.prompt(turn), tenant=tenant, max_new_tokens=new_tokens) for turn in range(len(script.turns))
+        row(name, ttft_s(mine), ttft_s(theirs), FILES, 's', len(pairs)),
+        higher(f'{name}_pairs_won', won, 1 - won, 'share of pairs', len(pairs)),
     ]
 
 
-def same_share(one: Played, other: Played) -> float:
-    """Share of the turns with the same answer, to the letter."""
-    pairs = [
-        (mine.text, theirs.text)
-        for robot, others in zip(one.turns, other.turns, strict=True)
-        for mine, theirs in zip(robot, others, strict=True)
-    ]
-    return sum(mine == theirs for mine, theirs in pairs) / len(pairs)
+def row(name: str, ours: float, peer: float, peer_name: str, unit: str, n: int) -> Row:
+    """Less is better."""
+    return Row(name=name, ours=ours, peer=peer, peer_name=peer_name, limit=0.0, ratio=peer / ours, unit=unit, n=n)
 
 
-def rows_of(ours: Played, files: Played, cold: Played, their_cold: Played) -> list[Row]:
-    """Ratios above 1 are better for us."""
-    num_robots = len(ours.turns)
-    num_turns = sum(len(turns) for turns in ours.turns)
-    on_device_s = ours.ttft_s(1) if len(ours.turns[0]) > 1 else 0.0
-    next_s, their_s, cold_s = ours.ttft_s(0), files.ttft_s(0), cold.ttft_s(0)
-    same, their_same = same_share(ours, cold), same_share(files, their_cold)
-
-    def row(name: str, mine: float, peer: float, peer_name: str, limit: float, unit: str, n: int = num_robots) -> Row:
-        ratio = peer / mine if mine else float('inf')
-        return Row(name=name, ours=mine, peer=peer, peer_name=peer_name, limit=limit, ratio=ratio, unit=unit, n=n)
-
-    same_row = Row(
-        name='same_greedy_answers',
-        ours=same,
-        peer=their_same,
-        peer_name='SGLang file backend',
-        limit=1.0,
-        ratio=same / their_same if their_same else float('inf'),
-        unit='share of turns',
-        n=num_turns,
-    )
-    stored = Row(
-        name='prompt_from_storage',
-        ours=ours.stored_share(),
-        peer=files.stored_share(),
-        peer_name='SGLang file backend',
-        limit=1.0,
-        ratio=ours.stored_share() / max(files.stored_share(), 1e-9),
-        unit='share of tokens',
-        n=num_robots,
-    )
-    return [
-        row('ttft_next_turn', next_s, their_s, 'SGLang file backend', on_device_s, 's'),
-        row('ttft_next_turn_of_cold', next_s, cold_s, 'nothing cached, same server', on_device_s, 's'),
-        row('cold_next_turn_beside_it', cold_s, their_cold.ttft_s(0), 'SGLang file backend', 0.0, 's'),
-        row('bytes_on_disk', ours.bytes_on_disk, files.bytes_on_disk, 'SGLang file backend', 0.0, 'B'),
-        same_row,
-        stored,
-    ]
+def higher(name: str, ours: float, peer: float, unit: str, n: int) -> Row:
+    """More is better; the most is 1."""
+    ratio = ours / max(peer, 1e-9)
+    return Row(name=name, ours=ours, peer=peer, peer_name=FILES, limit=1.0, ratio=ratio, unit=unit, n=n)
 
 
 def draw(axes: Axes, rows: Sequence[Row]) -> None:
     """Bars of the time to the first token."""
     seconds = {row.name: row for row in rows}
+    if not {'ttft_next_turn', 'ttft_next_turn_of_cold'} <= seconds.keys():
+        return
     next_turn, of_cold = seconds['ttft_next_turn'], seconds['ttft_next_turn_of_cold']
-    names = ('our store', 'file backend', 'nothing cached')
-    axes.bar(names, (next_turn.ours, next_turn.peer, of_cold.peer))
+    axes.bar(('our store', 'file backend', 'nothing stored'), (next_turn.ours, next_turn.peer, of_cold.peer))
     axes.set(ylabel="time to the first token of a robot's next turn (s)", title='SGLang after kill -9')
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Measure, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--robots', type=int, default=6)
-    parser.add_argument('--turns', type=int, default=2, help='of each robot after the restart; 200 in all: 20 and 10')
-    parser.add_argument('--tokens', type=int, default=800, help="of each robot's history, about")
-    parser.add_argument('--new-tokens', type=int, default=12, help='of each answer')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--robots', type=int, default=8, help='whose next turn is timed; 2 for a quick look')
+    parser.add_argument('--tokens', type=int, default=800, help='of the history of each of them, about')
+    parser.add_argument('--rounds', type=int, default=2, help='of the same turns with an emptied engine')
+    parser.add_argument('--judged-robots', type=int, default=20, help='whose answers are compared; 1 for a quick look')
+    parser.add_argument('--judged-turns', type=int, default=10, help='of each of them')
+    parser.add_argument('--judged-tokens', type=int, default=200, help='of the history of each of them, about')
+    parser.add_argument('--new-tokens', type=int, default=4, help='of each answer')
     parser.add_argument('--bits', type=int, default=4, choices=(2, 4, 8, 16, 32), help='of an element in our store')
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
-    told = scripts(arguments.robots, arguments.turns, arguments.tokens)
-    with tempfile.TemporaryDirectory(prefix='kv_agent_ros-restart-') as directory:
-        root = Path(directory)
-        say('our store …')
-        mine = ('--l3', str(root / 'ours'), '--l3-bits', str(arguments.bits))
-        ours, cold = play_restart(SglangServer(root, mine, SERVER, {}), root / 'ours', told, arguments.new_tokens)
-        say("SGLang's file backend …")
-        settings = {'SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR': str(root / 'file')}
-        their_server = SglangServer(root, (), (*SERVER, *HICACHE), settings)
-        files, their_cold = play_restart(their_server, root / 'file', told, arguments.new_tokens)
-    rows = rows_of(ours, files, cold, their_cold)
-    facts = {'model': 'SmolLM2-135M-Instruct', 'bits': arguments.bits, 'history_tokens': ours.history_tokens}
+    timed = scripts(arguments.robots, 1, arguments.tokens, seed=1)
+    judged = scripts(arguments.judged_robots, arguments.judged_turns, arguments.judged_tokens, seed=2)
+    with tempfile.TemporaryDirectory(prefix='kv_agent_ros-restart-') as directory, ExitStack() as servers:
+        ours = servers.enter_context(RestartedServer.ours(Path(directory) / 'ours', arguments.bits))
+        files = servers.enter_context(RestartedServer.theirs(Path(directory) / 'files'))
+        bench = Bench(ours, files, timed, judged, arguments.new_tokens, arguments.rounds)
+        phases = (bench.restart, bench.next_turn, bench.again, bench.cold_disk, bench.answers)
+        rows = run_phases(saving('restart', phases))
+        facts = {'model': 'SmolLM2-135M-Instruct', 'bits': arguments.bits, 'history_tokens': ours.history_tokens}
     if arguments.json:
         print_json(rows, facts)
         return

@@ -6,9 +6,10 @@ and on our manager. Ablation: the same tree and the same trace with references a
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 import random
 import sys
@@ -17,7 +18,7 @@ import tempfile
 from matplotlib.axes import Axes
 import numpy as np
 
-from benchmarks._reporting import Row, print_json, print_table, save_plot
+from benchmarks._reporting import Row, print_json, print_table, run_phases, save_plot, saving
 from benchmarks._sglang import NoSglangError, run_driver
 from benchmarks._sglang_server import SglangServer, running
 from benchmarks._trace_replay import replay
@@ -75,7 +76,7 @@ def sglang_retention(directory: Path) -> Retention:
 
     def flood(first: int) -> None:
         for number in range(first, first + FLOOD):
-            print(f'  flood {number} …', file=sys.stderr, flush=True)
+            say(f'flood {number} …')
             share(number, '')
 
     with running(server):
@@ -170,37 +171,77 @@ def capacities(trace: Trace) -> list[int]:
     return [max(1, int(share * trace.num_unique)) for share in CAPACITY_SHARES]
 
 
-def ablation_rows(replayed: Sequence[Trace], theirs: dict[str, list[float]]) -> list[Row]:
+def sglang_rates(trace: Trace) -> dict[str, list[float]]:
+    """Hit rates with references and without, by trace and capacity. Raises NoSglangError."""
+    asked = {'requests': trace.requests, 'sessions': trace.sessions, 'capacities': capacities(trace)}
+    rates: dict[str, list[float]] = run_driver(DRIVER, {trace.name: asked}, DRIVER_TIMEOUT_S)['rates']
+    return rates
+
+
+def ablation_rows(trace: Trace, theirs: dict[str, list[float]]) -> list[Row]:
     """Ours is with references, the peer without, in the same tree with the same policy."""
     rows = []
-    for trace in replayed:
-        for capacity in capacities(trace):
-            print(f'ours, {trace.name}, {capacity} blocks …', file=sys.stderr, flush=True)
-            pairs = {
-                f'manager {without}': (
-                    replay(trace, capacity, with_them).hit_rate,
-                    replay(trace, capacity, without).hit_rate,
-                )
-                for without, with_them in OUR_PAIRS.items()
-            }
-            if f'{trace.name} {capacity}' in theirs:
-                first, second = theirs[f'{trace.name} {capacity}']
-                pairs['SGLang tree, LRU'] = first, second
-            limit = belady_hit_rate(trace, capacity)
-            rows += [
-                Row(
-                    name=f'{trace.name}_{capacity}_{tree}',
-                    ours=with_them,
-                    peer=without,
-                    peer_name='without references',
-                    limit=limit,
-                    ratio=with_them / max(without, 1e-9),
-                    unit='hit rate',
-                    n=len(trace.requests),
-                )
-                for tree, (with_them, without) in pairs.items()
-            ]
+    for capacity in capacities(trace):
+        say(f'ours, {trace.name}, {capacity} blocks …')
+        pairs = {
+            f'manager {without}': (
+                replay(trace, capacity, with_them).hit_rate,
+                replay(trace, capacity, without).hit_rate,
+            )
+            for without, with_them in OUR_PAIRS.items()
+        }
+        if f'{trace.name} {capacity}' in theirs:
+            first, second = theirs[f'{trace.name} {capacity}']
+            pairs['SGLang tree, LRU'] = first, second
+        limit = belady_hit_rate(trace, capacity)
+        rows += [
+            Row(
+                name=f'{trace.name}_{capacity}_{tree}',
+                ours=with_them,
+                peer=without,
+                peer_name='without references',
+                limit=limit,
+                ratio=with_them / max(without, 1e-9),
+                unit='hit rate',
+                n=len(trace.requests),
+            )
+            for tree, (with_them, without) in pairs.items()
+        ]
     return rows
+
+
+class Bench:
+    """Its phases; what needs SGLang where there is none brings fewer rows, and says why."""
+
+    def __init__(self) -> None:
+        self.missing: list[str] = []
+
+    def manager(self) -> list[Row]:
+        """Retention in our manager."""
+        return retention_rows('manager', manager_retention())
+
+    def sglang(self) -> list[Row]:
+        """Retention in a real server."""
+        try:
+            with tempfile.TemporaryDirectory(prefix='kv_agent_ros-sessions-') as directory:
+                return retention_rows('sglang', sglang_retention(Path(directory)))
+        except NoSglangError as error:
+            self.missing.append(str(error))
+            return []
+
+    def ablation(self, trace: Trace) -> list[Row]:
+        """With references and without, on one trace."""
+        theirs: dict[str, list[float]] = {}
+        try:
+            theirs = sglang_rates(trace)
+        except NoSglangError as error:
+            self.missing.append(str(error))
+        return ablation_rows(trace, theirs)
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def draw(axes: Axes, rows: Sequence[Row]) -> None:
@@ -213,37 +254,23 @@ def draw(axes: Axes, rows: Sequence[Row]) -> None:
 
 def main() -> None:
     """Measure, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--requests', type=int, default=800, help='of each trace')
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--requests', type=int, default=800, help='of each trace; 200 for a quick look')
     parser.add_argument('--traces', nargs='*', default=['magagent'], help='recorded ones, where they are')
     parser.add_argument('--parts', nargs='+', choices=('retention', 'ablation'), default=['retention', 'ablation'])
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    missing: list[str] = []
+    bench = Bench()
+    phases: list[Callable[[], list[Row]]] = []
     if 'retention' in arguments.parts:
-        rows += retention_rows('manager', manager_retention())
-        try:
-            with tempfile.TemporaryDirectory(prefix='kv_agent_ros-sessions-') as directory:
-                rows += retention_rows('sglang', sglang_retention(Path(directory)))
-        except NoSglangError as error:
-            missing.append(str(error))
+        phases += [bench.manager, bench.sglang]
     if 'ablation' in arguments.parts:
-        replayed = traces(arguments.traces, arguments.requests)
-        asked = {
-            trace.name: {'requests': trace.requests, 'sessions': trace.sessions, 'capacities': capacities(trace)}
-            for trace in replayed
-        }
-        theirs: dict[str, list[float]] = {}
-        try:
-            theirs = run_driver(DRIVER, asked, DRIVER_TIMEOUT_S)['rates']
-        except NoSglangError as error:
-            missing.append(str(error))
-        rows += ablation_rows(replayed, theirs)
-    for reason in missing:
-        print(f'without SGLang: {reason}', file=sys.stderr)
+        phases += [partial(bench.ablation, trace) for trace in traces(arguments.traces, arguments.requests)]
+    rows = run_phases(saving('sessions', phases))
+    for reason in bench.missing:
+        say(f'without SGLang: {reason}')
     if arguments.json:
-        print_json(rows, {'pool_tokens': POOL_TOKENS, 'flood': FLOOD, 'without': missing})
+        print_json(rows, {'pool_tokens': POOL_TOKENS, 'flood': FLOOD, 'without': bench.missing})
         return
     print_table('Session references', rows)
     print(save_plot('sessions', lambda axes: draw(axes, rows)))
