@@ -14,6 +14,7 @@ import httpx
 from kv_agent_ros.inference.kv_events import EventFollower, ZmqReplay
 
 SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'sglang'
+EVENT_PORTS = (1000, 2000)  # above the server's own
 SETUP_S, START_S, STOP_S = 900.0, 600.0, 60.0
 
 
@@ -23,28 +24,45 @@ class NoSglangError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class SglangProcess:
-    """The server at `url`; it keeps its port over restarts."""
+    """The server at `url`; it keeps its ports over restarts."""
 
     port: int
-    event_ports: tuple[int, int]  # of the stream and of its replay
     state_dir: Path
-    flags: Sequence[str]
-    options: Sequence[str] = ()  # of scripts/sglang itself
+    flags: Sequence[str]  # of SGLang's launcher
 
     @property
     def url(self) -> str:
         return f'http://127.0.0.1:{self.port}'
 
+    @property
+    def event_endpoints(self) -> tuple[str, str]:
+        """Of the stream and of its replay, as the script chooses them."""
+        first, second = (f'tcp://127.0.0.1:{self.port + distance}' for distance in EVENT_PORTS)
+        return first, second
+
+    @property
+    def l3_dir(self) -> Path:
+        """For those that start it with a store."""
+        return self.state_dir / 'l3'
+
     def events(self) -> EventFollower:
         """A follower of its cache events."""
-        endpoint, replay_endpoint = (f'tcp://127.0.0.1:{port}' for port in self.event_ports)
+        endpoint, replay_endpoint = self.event_endpoints
         return EventFollower.open(endpoint=endpoint, replay=ZmqReplay(replay_endpoint, 5.0))
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        server = ['--port', str(self.port), '--state-dir', str(self.state_dir), '--timeout', str(int(START_S))]
-        environment = os.environ | {'SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR': str(self.state_dir / 'hicache')}
-        run('start', *server, *self.options, '--', *self.flags, timeout_s=START_S + STOP_S, environment=environment)
+    def start(self, *options: str, flags: Sequence[str] = ()) -> None:
+        """Start it with options of the script and further flags; wait until it answers."""
+        place = ['--port', str(self.port), '--state-dir', str(self.state_dir), '--timeout', str(int(START_S))]
+        run('start', *place, *options, '--', *self.flags, *flags, timeout_s=START_S + STOP_S)
+
+    def kill(self) -> None:
+        """kill -9 of all its processes, as a crash would."""
+        self.send(signal.SIGKILL)
+        self.stop()
+
+    def log(self) -> str:
+        """What it has printed since its last start."""
+        return (self.state_dir / f'{self.port}.log').read_text(errors='replace')
 
     def stop(self) -> None:
         """End it; idempotent."""
@@ -73,11 +91,9 @@ class SglangProcess:
         assert httpx.post(f'{self.url}/flush_cache', timeout=20.0).status_code == httpx.codes.OK
 
 
-def run(command: str, *arguments: str, timeout_s: float, environment: dict[str, str] | None = None) -> None:
+def run(command: str, *arguments: str, timeout_s: float) -> None:
     """One command of scripts/sglang; fails with what it said."""
-    done = subprocess.run(
-        [SCRIPT, command, *arguments], capture_output=True, text=True, timeout=timeout_s, env=environment
-    )
+    done = subprocess.run([SCRIPT, command, *arguments], capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -91,7 +107,19 @@ def make_environment() -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine that nobody listens on, nor on those that its events take."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = int(probe.getsockname()[1])
+        if all(_is_free(port + distance) for distance in EVENT_PORTS):
+            return port
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(('127.0.0.1', port))
+        except OSError:
+            return False
+    return True

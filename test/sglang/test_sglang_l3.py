@@ -1,23 +1,16 @@
-"""SGLang over our store: its real host pools in its own environment, then a server that is killed and asked again."""
+"""Our store under SGLang: its real host pools, in its own environment. The server over it: test_sglang_server.py."""
 
-from collections.abc import Iterator
 import json
 from pathlib import Path
-import signal
 import subprocess
 
-import httpx
 import pytest
-from sglang_process import SCRIPT, NoSglangError, SglangProcess, free_port, make_environment
+from sglang_process import SCRIPT, NoSglangError, make_environment
 
 pytestmark = pytest.mark.sglang
 
 DRIVER = Path(__file__).resolve().parent / 'hicache_driver.py'
-DRIVER_S, ANSWER_S = 300.0, 120.0
-PAGE_TOKENS = 16
-TOKEN_BYTES = (
-    2 * 30 * 3 * 64 * 4
-)  # of SmolLM2's keys and values in float32, which SGLang's file backend writes as they are
+DRIVER_S = 300.0
 
 
 @pytest.fixture(scope='module')
@@ -63,48 +56,3 @@ def test_calls_that_break_are_misses_and_are_counted(driven: dict[str, dict[str,
     found = driven['failures']
     assert (found['refused'], found['missed'], found['counted']) == (False, False, 3)
     assert found['broken'] == [[False] * 8, [False], 0]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[SglangProcess]:
-    try:
-        make_environment()
-    except NoSglangError as error:
-        pytest.skip(str(error))
-    process = SglangProcess(
-        port=free_port(),
-        event_ports=(0, 0),
-        state_dir=tmp_path / 'state',
-        flags=('--max-total-tokens', '3072', '--max-running-requests', '2'),
-        options=('--l3', str(tmp_path / 'l3')),
-    )
-    process.start()
-    yield process
-    process.stop()
-
-
-def ask(server: SglangProcess, text: str, tenant: str = 'home') -> tuple[str, int, int]:
-    """Greedy answer, tokens of the prompt, and those that came from storage."""
-    body = {'text': text, 'sampling_params': {'temperature': 0.0, 'max_new_tokens': 12}, 'cache_salt': tenant}
-    answer = httpx.post(f'{server.url}/generate', json=body, timeout=ANSWER_S).raise_for_status().json()
-    usage = answer['meta_info']
-    storage = (usage.get('cached_tokens_details') or {}).get('storage', 0)
-    return answer['text'], usage['prompt_tokens'], storage
-
-
-def test_a_killed_server_goes_on_from_our_store_with_the_same_answers(server: SglangProcess, tmp_path: Path) -> None:
-    rooms = ' '.join(f'The cup {number} is in room {number * 7 % 31}.' for number in range(40))
-    prompts = [f'Robot {name}: {rooms} The cup 12 is in room' for name in ('one', 'two')]
-    cold = [ask(server, prompt) for prompt in prompts]
-    server.flush()  # after its writes
-    server.send(signal.SIGKILL)
-    server.stop()
-    server.start()
-    warm = [ask(server, prompt) for prompt in prompts]
-    assert [text for text, _, _ in warm] == [text for text, _, _ in cold]
-    for _, num_tokens, num_stored in warm:
-        assert num_stored >= num_tokens - 2 * PAGE_TOKENS
-    assert ask(server, prompts[0], 'neighbour')[2] == 0
-    pages = list((tmp_path / 'l3' / 'blocks').iterdir())
-    on_disk = sum(path.stat().st_blocks * 512 for path in pages)
-    assert on_disk <= 0.2 * len(pages) * PAGE_TOKENS * TOKEN_BYTES

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 import json
 from pathlib import Path
 import random
@@ -17,9 +18,9 @@ from sglang_process import SglangProcess
 
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, ModelUnavailableError, Outcome
-from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role
+from kv_agent_ros.inference.base import FinishReason, Generation, GenerationRequest, Message, Role, ignore_tokens
 from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of, read_tokenizer
-from kv_agent_ros.inference.engine_mirror import MirrorState
+from kv_agent_ros.inference.engine_mirror import MirrorState, MirrorStats
 from kv_agent_ros.inference.kv_events import EventFollower
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_model import load_local_model
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.sglang
 
 PAGE_TOKENS = 16
 ANSWER_S = 60.0
+TOKEN_BYTES = 2 * 30 * 3 * 64 * 4  # of SmolLM2's keys and values in float32, as SGLang's own file backend writes them
 PLAN_SCHEMA = {
     'type': 'object',
     'properties': {'skill': {'enum': ['navigate', 'pick']}, 'target': {'enum': ['kitchen', 'cup1']}},
@@ -85,12 +87,13 @@ def wait_for(mirror: EventFollower, predicate: Callable[[], bool]) -> None:
         mirror.poll(0.1)
 
 
-def test_the_probe_finds_what_the_server_is(backend: SglangBackend) -> None:
+def test_the_probe_finds_what_the_server_is(server: SglangProcess, backend: SglangBackend) -> None:
     found = backend.server
     assert (found.version, found.model, found.tree_core) == ('0.5.23', 'SmolLM2-135M-Instruct', 'rust')
     assert (found.page_tokens, found.capacity_tokens, found.grammar) == (PAGE_TOKENS, 3072, 'xgrammar')
     assert (found.priority, found.reports_cached_tokens) == (PriorityOrder.HIGHER_FIRST, True)
-    assert (found.has_host_tier, found.storage, found.has_kv_events) == (True, 'file', True)
+    assert (found.has_host_tier, found.storage) == (True, 'dynamic')
+    assert (found.events_endpoint, found.events_replay_endpoint) == server.event_endpoints
     assert 'tree core rust' in found.summary()
 
 
@@ -257,27 +260,85 @@ def test_hung_server_is_a_timeout_and_is_used_again_when_it_goes_on(
     assert is_idle(server)
 
 
-def test_killed_server_is_an_unavailable_model_and_is_used_again_when_it_is_back(
-    server: SglangProcess, backend: SglangBackend
-) -> None:
-    mirror = server.events()
-    cold = backend.generate(asked('key'), Deadline(ANSWER_S))
-    wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
-    pieces: list[str] = []
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """What happened around a kill -9 of the server and its next start over the same store."""
+
+    cold: Generation
+    lost: ModelUnavailableError  # in mid-answer
+    missing: ModelUnavailableError  # while it was away
+    while_away: MirrorState
+    emptied: MirrorStats  # after its start
+    warm: Generation
+    foreign: Generation  # another tenant's
+    refilled: MirrorStats
+
+
+@pytest.fixture(scope='module')
+def restart(server: SglangProcess, backend: SglangBackend) -> Restart:
+    """Kill it in the middle of an answer; runs once, after the tests that need no restart."""
+
+    def failure(listen: Callable[[str], None]) -> ModelUnavailableError:
+        with pytest.raises(ModelUnavailableError) as caught:
+            backend.generate(asked('key', max_new_tokens=2000), Deadline(ANSWER_S), listen)
+        return caught.value
 
     def kill_at_first(piece: str) -> None:
         if not pieces:
             server.send(signal.SIGKILL)
         pieces.append(piece)
 
-    with pytest.raises(ModelUnavailableError):
-        backend.generate(asked('key', max_new_tokens=2000), Deadline(ANSWER_S), kill_at_first)
-    with pytest.raises(ModelUnavailableError, match='is it running'):
+    pieces: list[str] = []
+    with closing(server.events()) as mirror:
+        cold = backend.generate(asked('key'), Deadline(ANSWER_S))
+        assert is_idle(server)
+        server.flush()  # after its writes
+        wait_for(mirror, lambda: mirror.stats().state is MirrorState.SYNCED)
         backend.generate(asked('key'), Deadline(ANSWER_S))
-    server.start()
-    wait_for(mirror, lambda: (mirror.stats().state, mirror.stats().num_blocks) == (MirrorState.SYNCED, 0))
-    warm = backend.generate(asked('key'), Deadline(ANSWER_S))
-    assert (warm.outcome, warm.text) == (Outcome.SUCCESS, cold.text)
-    assert warm.usage.cached_storage_tokens > 200
-    wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
-    mirror.close()
+        wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
+        lost = failure(kill_at_first)
+        missing = failure(ignore_tokens)
+        wait_for(mirror, lambda: mirror.stats().state is not MirrorState.SYNCED)
+        while_away = mirror.stats().state
+        server.stop()
+        server.start('--l3', str(server.l3_dir))
+        wait_for(mirror, lambda: mirror.stats().state is MirrorState.SYNCED)
+        emptied = mirror.stats()
+        warm = backend.generate(asked('key'), Deadline(ANSWER_S))
+        foreign = connected(server, 'neighbour').generate(asked('key'), Deadline(ANSWER_S))
+        wait_for(mirror, lambda: mirror.stats().num_blocks > 0)
+        return Restart(
+            cold=cold,
+            lost=lost,
+            missing=missing,
+            while_away=while_away,
+            emptied=emptied,
+            warm=warm,
+            foreign=foreign,
+            refilled=mirror.stats(),
+        )
+
+
+def test_killed_server_is_an_unavailable_model(restart: Restart) -> None:
+    assert 'is it running' in str(restart.lost)
+    assert 'is it running' in str(restart.missing)
+
+
+def test_server_that_is_back_is_used_again_and_goes_on_from_our_store(restart: Restart) -> None:
+    assert (restart.warm.outcome, restart.warm.text) == (Outcome.SUCCESS, restart.cold.text)
+    usage = restart.warm.usage
+    assert usage.prompt_tokens > 300
+    assert usage.cached_storage_tokens >= usage.prompt_tokens - 2 * PAGE_TOKENS
+    assert restart.foreign.usage.cached_tokens == 0
+
+
+def test_mirror_is_degraded_while_the_server_is_away_and_then_mirrors_its_next_life(restart: Restart) -> None:
+    assert restart.while_away is MirrorState.DEGRADED
+    assert restart.emptied.num_blocks == 0
+    assert (restart.refilled.state, restart.refilled.num_orphans) == (MirrorState.SYNCED, 0)
+
+
+def test_pages_of_our_store_take_a_fifth_of_their_room_in_the_server(restart: Restart, server: SglangProcess) -> None:
+    pages = list((server.l3_dir / 'blocks').iterdir())
+    on_disk = sum(path.stat().st_blocks * 512 for path in pages)
+    assert on_disk <= 0.2 * len(pages) * PAGE_TOKENS * TOKEN_BYTES
