@@ -11,7 +11,7 @@ from kv_agent_ros.config import InferenceConfig
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ConfigError, ModelUnavailableError
 from kv_agent_ros.inference.base import GenerationRequest, Message, Role
-from kv_agent_ros.inference.loopback_server import LoopbackServer, serving, stream_hello
+from kv_agent_ros.inference.loopback_server import LoopbackServer, serving, stream_hello, vllm_pages
 from kv_agent_ros.inference.scripted import ScriptedBackend
 from kv_agent_ros.inference.tiny_model import TinyShape, write_tiny_llama
 from kv_agent_ros.kvcache.block import SessionKey
@@ -43,6 +43,36 @@ def test_server_is_asked_in_its_dialect_and_named_in_the_log(engine: str) -> Non
             answer = factory.make(cache).generate(PLAN, Deadline(10.0))
     assert (answer.engine, answer.text) == (engine, 'Hello')
     assert len(said) == (engine != 'openai')
+
+
+@pytest.mark.parametrize('engine', ['sglang', 'vllm', 'ktransformers'])
+def test_servers_keep_sessions_that_can_be_warmed_and_closed(engine: str) -> None:
+    with serving(stream_hello) as server:
+        server.model |= {'enable_session_radix_cache': True, 'kt_weight_path': 'org/experts'}
+        (sessions,) = open_engine(config_of(engine, server), print).sessions
+        sessions.generate(PLAN, Deadline(10.0))
+        sessions.forget(PLAN.session, Deadline(10.0))
+    assert ({'session_id': 'robot1/s1'} in server.bodies) == (engine != 'vllm')
+
+
+def test_other_engines_have_no_sessions_of_their_own() -> None:
+    with serving(stream_hello) as server:
+        assert open_engine(config_of('openai', server), print).sessions == ()
+    assert open_engine(replace(InferenceConfig(), engine='none'), print).sessions == ()
+
+
+@pytest.mark.parametrize('engine', ['local', 'none', 'openai'])
+def test_engine_that_cannot_have_an_adapter_refuses_one(engine: str) -> None:
+    config = replace(InferenceConfig(), engine=engine, adapter='gripper')
+    with pytest.raises(ConfigError, match='adapter'):
+        open_engine(config, print)
+
+
+def test_vllm_serves_an_adapter_as_a_model() -> None:
+    with serving(stream_hello) as server:
+        server.pages |= vllm_pages('org/real-model', 'gripper')
+        open_engine(config_of('vllm', server, adapter='gripper'), print).sessions[0].generate(PLAN, Deadline(10.0))
+    assert server.bodies[-1]['model'] == 'gripper'
 
 
 def test_absent_vllm_fails_the_configure() -> None:

@@ -1,6 +1,7 @@
 """The SGLang dialect against a loopback server: what is probed, repeated, aborted and refused."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 import socket
@@ -90,10 +91,49 @@ def test_priority_is_sent_as_the_server_understands_it(
     assert server.bodies[-1].get('priority') == sent
 
 
+def test_adapter_that_the_server_has_loaded_is_named_in_every_request(server: LoopbackServer) -> None:
+    server.pages['/v1/models'] = {'data': [{'id': 'org/real-model'}, {'id': 'gripper'}]}
+    settings = replace(settings_of(server), adapter='gripper')
+    connect_sglang(settings, cache_salt='home', deadline=Deadline(10.0)).generate(REQUEST, Deadline(10.0))
+    assert server.bodies[-1]['lora_path'] == 'gripper'
+    connected(server).generate(REQUEST, Deadline(10.0))
+    assert 'lora_path' not in server.bodies[-1]
+
+
+def test_adapter_that_the_server_does_not_have_is_an_unavailable_model(server: LoopbackServer) -> None:
+    for named in ('gripper', 'org/real-model'):
+        settings = replace(settings_of(server), adapter=named)
+        with pytest.raises(ModelUnavailableError, match='--lora-paths'):
+            connect_sglang(settings, cache_salt='home', deadline=Deadline(10.0))
+
+
+@pytest.mark.parametrize(
+    ('config', 'endpoint'),
+    [
+        ('{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}', 'tcp://*:5557'),
+        ('not JSON', ''),
+        (None, ''),
+    ],
+)
+def test_server_says_where_its_events_are(server: LoopbackServer, config: object, endpoint: str) -> None:
+    server.model['kv_events_config'] = config
+    found = probe_sglang(settings_of(server), Deadline(10.0))
+    assert found.events_endpoint == endpoint
+    assert ('events at' in found.summary()) == bool(endpoint)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda each: st.lists(each), max_leaves=3
 )
-FACTS = ['version', 'tokenizer_path', 'page_size', 'radix_cache_backend', 'grammar_backend', 'served_model_name']
+FACTS = [
+    'kv_events_config',
+    'version',
+    'tokenizer_path',
+    'page_size',
+    'radix_cache_backend',
+    'grammar_backend',
+    'served_model_name',
+]
 
 
 @given(st.dictionaries(st.sampled_from(FACTS), JSON))

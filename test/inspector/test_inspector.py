@@ -1,7 +1,15 @@
 from kv_agent_ros.errors import UnreachableError
 from kv_agent_ros.inference.base import EngineStats
+from kv_agent_ros.inference.engine_mirror import MirrorState, MirrorStats
 from kv_agent_ros.inspector.inspector import InfraInspector, Level
-from kv_agent_ros.inspector.metrics import Metric, Source, cache_metrics, engine_metrics, prometheus_text
+from kv_agent_ros.inspector.metrics import (
+    Metric,
+    Source,
+    cache_metrics,
+    engine_metrics,
+    mirror_metrics,
+    prometheus_text,
+)
 from kv_agent_ros.kvcache.block import CacheStats, Tier, TierUsage
 
 
@@ -101,3 +109,26 @@ def test_a_tier_that_hangs_is_mentioned_before_what_it_counted():
 def test_prometheus_text_has_one_line_a_metric_with_the_node_as_label():
     text = prometheus_text({'inference_node': [Metric(name='last_ttft_s', value=0.25, unit='s')]})
     assert text == 'kv_agent_last_ttft_s{node="inference_node"} 0.25\n'
+
+
+def test_a_mirror_that_misses_events_or_heard_none_is_a_warning_and_a_synced_one_is_not():
+    def findings(state):
+        stats = MirrorStats(
+            state=state,
+            num_blocks=3,
+            num_orphans=1,
+            blocks_by_tier={Tier.HBM: 2, Tier.DRAM: 1},
+            num_events=7,
+            num_resyncs=2,
+            names_sessions=False,
+            blocks_by_session={},
+        )
+        metrics = mirror_metrics((stats,))
+        assert sum(metric.value for metric in metrics if metric.name == f'mirror_{state.value}') == 1.0
+        return InfraInspector([Source(name='kv_cache_node', read=lambda: metrics)]).inspect().findings
+
+    assert findings(MirrorState.SYNCED) == ()
+    for state, start in ((MirrorState.DEGRADED, 'DEGRADED'), (MirrorState.WAITING, 'nothing was heard')):
+        (finding,) = findings(state)
+        assert (finding.level, finding.component) == (Level.WARN, 'kv_cache_node/mirror')
+        assert finding.message.startswith(start)
