@@ -14,7 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kv_agent_ros.errors import BadRequestError, ConfigError
-from kv_agent_ros.inference.engine_mirror import EngineMirror, MirrorStats
+from kv_agent_ros.inference.engine_mirror import EngineMirror, MirrorState, MirrorStats
 from kv_agent_ros.kvcache.block import TokenArray
 from kv_agent_ros.kvcache.event_wire import AllCleared, EventBatch, decode_batch
 
@@ -118,6 +118,12 @@ class EventFollower:
         """How many tokens from the first on the engine holds in some tier for that tenant and LoRA adapter."""
         with self._lock:
             return self._mirror.matched_tokens(tokens, cache_salt, adapter)
+
+    @property
+    def state(self) -> MirrorState:
+        """How far the mirror can be trusted; cheap."""
+        with self._lock:
+            return self._mirror.state
 
     def stats(self) -> MirrorStats:
         """The mirror's books."""

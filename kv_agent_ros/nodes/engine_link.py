@@ -81,7 +81,7 @@ class MirrorThread:
         while not self._ended.is_set():
             try:
                 self._follower.poll(POLL_S)
-                self._note(self._follower.stats().state)
+                self._note(self._follower.state)
             except Exception:  # a bug in the mirror must not take the cache down
                 self._logger.error(f'events of the server:\n{traceback.format_exc()}', throttle_duration_sec=5.0)
                 self._ended.wait(PAUSE_S)
