@@ -1,9 +1,11 @@
-# One ctest entry per folder below test/ and per file directly in it, each with its own time limit.
+# One ctest entry per folder below test/ and per file directly in it, each with its own time limit. `ctest -j` runs them
+# side by side, but for those whose graphs of many processes need the machine for themselves.
 set(KV_TEST_LIMIT_S 300)
 set(KV_TEST_LIMIT_nodes_S 900)
 set(KV_TEST_LIMIT_ros_S 600)
 set(KV_TEST_LIMIT_kvcache_S 900)
 set(KV_TEST_LIMIT_inference_S 900)
+set(KV_TESTS_ALONE nodes ros)
 set(KV_FOLDERS_WITH_OWN_COMMAND sglang vllm) # make environments of 3 GB first; CONTRIBUTING.md has the commands
 
 function(kv_add_test name path)
@@ -13,6 +15,9 @@ function(kv_add_test name path)
   endif()
   ament_add_pytest_test(${name} ${path}
     TIMEOUT ${_limit_s} WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
+  if(name IN_LIST KV_TESTS_ALONE)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+  endif()
 endfunction()
 
 function(kv_add_tests)

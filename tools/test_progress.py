@@ -4,7 +4,7 @@ The output of a folder is shown only where it failed. The counts come from the r
 argument; the exit code is 1 when a test failed, a folder broke, or no test ran at all.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 import re
@@ -13,8 +13,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 START = re.compile(r'\s+Start\s+\d+: (?P<name>\S+)')
-OUTPUT = re.compile(r'\d+: ?(?P<text>.*)')
-END = re.compile(r'\s*\d+/\d+ Test\s+#\d+: (?P<name>\S+) \.*\s*(?P<verdict>.*?)\s+(?P<seconds>[\d.]+) sec')
+OUTPUT = re.compile(r'(?P<number>\d+): ?(?P<text>.*)')
+END = re.compile(r'\s*\d+/\d+ Test\s+#(?P<number>\d+): (?P<name>\S+) \.*\s*(?P<verdict>.*?)\s+(?P<seconds>[\d.]+) sec')
 CLOSING = re.compile(r'=+ (?P<counts>.*\d+ \w+.*) in [\d.:s ()]+=+')
 KINDS = ('failed', 'error', 'passed', 'skipped')
 
@@ -22,18 +22,22 @@ KINDS = ('failed', 'error', 'passed', 'skipped')
 def follow(lines: Iterable[str]) -> list[str]:
     """Print progress; the names of the folders that did not pass."""
     broken = []
-    output: list[str] = []
+    running: list[str] = []
+    outputs: defaultdict[str, list[str]] = defaultdict(list)  # by the number of the test: several run at a time
     for line in lines:
         if match := START.match(line):
-            output = []
-            print(f'test/{match["name"]} … ', end='', flush=True)
+            running.append(match['name'])
+            print(f'… test/{" and test/".join(running)}', flush=True)
         elif match := END.match(line):
-            print(f'{_counts(output) or match["verdict"].strip("*")} in {float(match["seconds"]):.1f} s', flush=True)
+            output = outputs.pop(match['number'], [])
+            running.remove(match['name'])
+            result = _counts(output) or match['verdict'].strip('*')
+            print(f'test/{match["name"]}: {result} in {float(match["seconds"]):.1f} s', flush=True)
             if match['verdict'] != 'Passed':
                 broken.append(match['name'])
                 print(*(f'  | {text}' for text in output), sep='\n', flush=True)
         elif match := OUTPUT.match(line):
-            output.append(match['text'])
+            outputs[match['number']].append(match['text'])
     return broken
 
 
