@@ -59,6 +59,8 @@ class EngineMirror:
         self._tips: dict[str, int] = {}  # by session, the last block that it stored and that is left
         self._sessions_at: dict[int, set[str]] = {}  # the same, by block
         self._names_sessions = False
+        self._reachable: set[int] = set()  # from a prefix's first block on
+        self._num_by_tier: Counter[Tier] = Counter()  # of those
         self._state = MirrorState.WAITING
         self._block_tokens = 1
         self._num_events = 0
@@ -83,8 +85,9 @@ class EngineMirror:
 
     def clear(self) -> None:
         """Forget every block: the engine has started anew."""
-        for index in (self._blocks, self._children, self._tips, self._sessions_at):
+        for index in (self._blocks, self._children, self._tips, self._sessions_at, self._num_by_tier):
             index.clear()
+        self._reachable.clear()
 
     def mark_synced(self) -> None:
         """Nothing is missing."""
@@ -109,18 +112,16 @@ class EngineMirror:
         return matched
 
     def stats(self) -> MirrorStats:
-        """The books now; O(number of blocks)."""
-        reachable = self._reachable()
-        tiers = Counter(tier for block_hash in reachable for tier in self._blocks[block_hash].tiers)
+        """The books now."""
         return MirrorStats(
             state=self._state,
-            num_blocks=len(reachable),
-            num_orphans=len(self._blocks) - len(reachable),
-            blocks_by_tier=dict(tiers),
+            num_blocks=len(self._reachable),
+            num_orphans=len(self._blocks) - len(self._reachable),
+            blocks_by_tier={tier: number for tier, number in self._num_by_tier.items() if number},
             num_events=self._num_events,
             num_resyncs=self._num_resyncs,
             names_sessions=self._names_sessions,
-            blocks_by_session={name: self._depth(tip) for name, tip in self._tips.items() if tip in reachable},
+            blocks_by_session={name: self._depth(tip) for name, tip in self._tips.items() if tip in self._reachable},
         )
 
     def check_integrity(self) -> None:
@@ -130,6 +131,9 @@ class EngineMirror:
         for block_hash, block in self._blocks.items():
             assert block.tiers, f'block {block_hash}: expected a tier, got none'
             assert block_hash in self._children[block.parent][block.tokens], f'block {block_hash}: not under its parent'
+        assert self._reachable == self._found_from_the_first(), 'reachable: expected what a walk from the first finds'
+        tiers = Counter(tier for each in self._reachable for tier in self._blocks[each].tiers)
+        assert tiers == +self._num_by_tier, 'tiers: expected the counts of the reachable blocks'
         tips = {(name, tip) for tip, names in self._sessions_at.items() for name in names}
         assert tips == set(self._tips.items()), 'sessions: expected the same by name and by block'
         assert set(self._tips.values()) <= set(self._blocks), 'sessions: expected known blocks'
@@ -143,11 +147,14 @@ class EngineMirror:
             run = tokens[number * size : (number + 1) * size]
             known = self._blocks.get(block_hash)
             if known is not None and (known.parent, known.tokens) == (parent, run):
+                self._num_by_tier[event.tier] += block_hash in self._reachable and event.tier not in known.tiers
                 known.tiers.add(event.tier)
             else:
                 self._forget(block_hash)
                 self._blocks[block_hash] = _Block(parent=parent, tokens=run, tiers={event.tier})
                 self._children.setdefault(parent, {}).setdefault(run, set()).add(block_hash)
+                if isinstance(parent, tuple) or parent in self._reachable:
+                    self._reach(block_hash)
             parent = block_hash
         if event.session_id and event.block_hashes:
             self._set_tip(event.session_id, event.block_hashes[-1])
@@ -156,14 +163,19 @@ class EngineMirror:
         block = self._blocks.get(block_hash)
         if block is None:
             return  # removed before we listened, or told twice
-        block.tiers.discard(tier)
+        if tier in block.tiers:
+            self._num_by_tier[tier] -= block_hash in self._reachable
+            block.tiers.discard(tier)
         if not block.tiers:
             self._forget(block_hash)
 
     def _forget(self, block_hash: int) -> None:
-        block = self._blocks.pop(block_hash, None)
+        block = self._blocks.get(block_hash)
         if block is None:
             return
+        if block_hash in self._reachable:
+            self._cut_off(block_hash)
+        del self._blocks[block_hash]
         runs = self._children[block.parent]
         runs[block.tokens].discard(block_hash)
         if not runs[block.tokens]:
@@ -194,12 +206,28 @@ class EngineMirror:
                 return depth
             at = self._blocks[at.parent]
 
-    def _reachable(self) -> set[int]:
-        reachable: set[int] = set()
-        queue: list[Parent] = [parent for parent in self._children if isinstance(parent, tuple)]
+    def _reach(self, block_hash: int) -> None:
+        """It is known from its prefix's first block on, and so is what is known behind it."""
+        for each in self._subtree(block_hash):
+            self._reachable.add(each)
+            self._num_by_tier.update(self._blocks[each].tiers)
+
+    def _cut_off(self, block_hash: int) -> None:
+        """It is about to go, and what is behind it cannot be reached any more."""
+        for each in self._subtree(block_hash):
+            self._reachable.discard(each)
+            self._num_by_tier.subtract(self._blocks[each].tiers)
+
+    def _subtree(self, *first: Parent) -> list[int]:
+        """The known blocks among these and behind them."""
+        found: list[int] = []
+        queue = list(first)
         while queue:
-            for run in self._children.get(queue.pop(), {}).values():
-                fresh = run - reachable
-                reachable |= fresh
-                queue.extend(fresh)
-        return reachable
+            at = queue.pop()
+            if isinstance(at, int):
+                found.append(at)
+            queue.extend(child for run in self._children.get(at, {}).values() for child in run)
+        return found
+
+    def _found_from_the_first(self) -> set[int]:
+        return set(self._subtree(*(parent for parent in self._children if isinstance(parent, tuple))))
