@@ -3,11 +3,12 @@
 So engines with different host layouts share pages. What no codec understands is handed over byte by byte.
 """
 
+import numpy as np
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 import torch
 
-from kv_agent_ros.inference.page_store import opaque_layout
+from kv_agent_ros.inference.page_store import PageLines, opaque_layout
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
@@ -35,6 +36,7 @@ class HostPages:
         self._float = torch.float16 if self._dtype is torch.float16 else torch.float32
         self._as_floats = is_known and not is_exact
         self.layout = self._block_layout(bits)
+        self._floor = self._line_floor()
 
     def read(self, index: int) -> ByteArray:
         """The page whose first slot is `index`."""
@@ -52,6 +54,37 @@ class HostPages:
             page.copy_(values.view(page.shape))
         else:
             self._pool.set_from_flat_data_page(index, values)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether its memory is lines of one head's vector of one token each, in a type that codecs write."""
+        return len(self._floor.memory) > 0
+
+    def lines(self, indices: torch.Tensor) -> PageLines:
+        """The lines of the pages whose slots these are, in their order."""
+        floor = self._floor
+        numbers = indices[:: self.page_tokens].numpy() // self.page_tokens
+        return PageLines(memory=floor.memory, pattern=floor.pattern, starts=floor.starts[0] + numbers * floor.starts[1])
+
+    def _line_floor(self) -> PageLines:
+        """Where the first page starts, and how many lines further every next one; no memory where there are none."""
+        none = np.zeros(0, np.int64)
+        if not self._as_floats or self._dtype is torch.bfloat16:
+            return PageLines(memory=np.zeros((0, 1), np.float32), pattern=none, starts=none)
+        page, channels = self._in_order(0), int(self._pool.head_dim)
+        first, second = page.storage_offset(), self._in_order(self.page_tokens).storage_offset()
+        strides = page.stride()[:-1]
+        if page.stride(4) != 1 or any(number % channels for number in (first, second, *strides)):
+            return PageLines(memory=np.zeros((0, 1), np.float32), pattern=none, starts=none)
+        whole = torch.empty(0, dtype=self._dtype).set_(page.untyped_storage())
+        pattern = np.zeros((), np.int64)
+        for length, stride in zip(page.shape[:-1], strides, strict=True):
+            pattern = pattern[..., None] + np.arange(length) * (stride // channels)
+        return PageLines(
+            memory=whole[: len(whole) // channels * channels].view(-1, channels).numpy(),
+            pattern=pattern.reshape(2, -1),
+            starts=np.array([first, second - first]) // channels,
+        )
 
     def _in_order(self, index: int) -> torch.Tensor:
         """The page in the pool's own memory as (2, layers, heads, tokens, channels)."""

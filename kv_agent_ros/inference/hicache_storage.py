@@ -215,8 +215,11 @@ class KvAgentStorage(HiCacheStorage):
 
     def _load(self, pool: str, places: Sequence[PageKey], host_indices: torch.Tensor) -> list[bool]:
         pages = self._pools[pool]
-        starts = host_indices[:: pages.page_tokens].tolist()
-        num_done = self._store.read(places, pages.layout, lambda number, block: pages.write(starts[number], block))
+        if pages.has_lines:
+            num_done = self._store.read_lines(places, pages.layout, pages.lines(host_indices))
+        else:
+            starts = host_indices[:: pages.page_tokens].tolist()
+            num_done = self._store.read(places, pages.layout, lambda number, block: pages.write(starts[number], block))
         return [number < num_done for number in range(len(places))]
 
     def _save(self, pool: str, places: Sequence[PageKey], host_indices: torch.Tensor) -> list[bool]:

@@ -8,19 +8,22 @@ tenant has another key. Knows neither torch nor the engine.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 import hashlib
+from itertools import groupby
 import logging
 from pathlib import Path
 import threading
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 from kv_agent_ros.errors import ConfigError, StoreError
+from kv_agent_ros.kvcache.arithmetic import Lines
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
-from kv_agent_ros.kvcache.codec import BlockCodec, Float16Codec, RawCodec, codec_named
+from kv_agent_ros.kvcache.codec import BlockCodec, BlockLines, Float16Codec, RawCodec, codec_named
 from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, checksum
-from kv_agent_ros.kvcache.storage.guarded import GuardedStore, StoredBlock
+from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ BITS = (2, 4, 8, 16, 32)  # 16: float16, exact where the engine has that; 32: th
 _RUN_BYTES = 4 << 20  # of stored pages that are waited for together
 _SAMPLE_BYTES = 64 << 10
 _NUM_SAMPLES = 16
+
+Stored = npt.NDArray[np.uint8]  # (pages, bytes of each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,21 @@ class PageStats:
     num_refused: int = 0  # that the store did not take: full or failing
     read_s: float = 0.0
     write_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PageLines:
+    """Where pages are wanted: in an engine's memory, of which every line is one head's vector of one token."""
+
+    memory: npt.NDArray[np.float32] | npt.NDArray[np.float16]  # (lines, channels), C-contiguous
+    pattern: npt.NDArray[np.int64]  # (2, layers * heads * tokens), lines of the keys and values of a page at line 0
+    starts: npt.NDArray[np.int64]  # (pages,), the line that each page begins at
+
+    def part(self, first: int, num_pages: int) -> BlockLines:
+        """For some of the pages."""
+        starts = self.starts[first : first + num_pages, None]
+        keys, values = ((starts + lines).reshape(-1) for lines in self.pattern)
+        return BlockLines(keys=Lines(memory=self.memory, places=keys), values=Lines(memory=self.memory, places=values))
 
 
 class PageStore:
@@ -98,17 +118,25 @@ class PageStore:
 
         `take` gets the number of the page and its bytes, which are valid until it returns. Returns how many there were.
         """
-        begun_s = time.perf_counter()
         page = np.empty(layout.num_bytes, np.uint8)
-        num_read = 0
-        for block in self._stored(places, layout):
-            if not self._decode(block, layout, page):
-                break
-            take(num_read, page)
-            num_read += 1
-        is_missed = num_read < len(places)
-        self._count(PageStats(num_read=num_read, num_missed=is_missed, read_s=time.perf_counter() - begun_s))
-        return num_read
+
+        def hand_over(codec: BlockCodec, stored: Stored, first: int) -> None:
+            for number, block in enumerate(stored, first):
+                codec.decode(block, layout, page)
+                take(number, page)
+
+        return self._read_all(places, layout, hand_over)
+
+    def read_lines(self, places: Sequence[PageKey], layout: BlockLayout, out: PageLines) -> int:
+        """Write these pages, up to the first miss, to where they are wanted; returns how many there were.
+
+        After a miss nothing of that page has been written.
+        """
+
+        def write(codec: BlockCodec, stored: Stored, first: int) -> None:
+            codec.decode_all(stored, layout, out.part(first, len(stored)))
+
+        return self._read_all(places, layout, write)
 
     def clear(self) -> int:
         """Delete the pages of this namespace, those that other engines put included; returns how many."""
@@ -118,10 +146,14 @@ class PageStore:
         return len(ours)
 
     def warm_up(self, layout: BlockLayout) -> None:
-        """Encode and decode one page, so that compiled loops are there before a request waits for them."""
+        """Encode and decode a page in both ways, so that compiled loops are there before a request waits for them."""
         page = np.zeros(layout.num_bytes, np.uint8)
         codec, stored = _encoded(_codec(layout, is_first=False), page, layout)
         codec.decode(stored, layout, page)
+        memory = page.view(layout.dtype).reshape(-1, layout.shape[4])
+        lines = np.arange(len(memory)).reshape(2, -1) if layout.shape[0] == 2 else np.zeros((2, 0), np.int64)
+        out = PageLines(memory=memory, pattern=lines, starts=np.zeros(2, np.int64))
+        codec.decode_all(np.stack([stored, stored]), layout, out.part(0, 2))
 
     def stats(self) -> PageStats:
         """What was asked so far."""
@@ -132,24 +164,39 @@ class PageStore:
         """Close the store; its pages stay."""
         self._store.close()
 
-    def _stored(self, places: Sequence[PageKey], layout: BlockLayout) -> Iterator[StoredBlock]:
-        """These pages as they are stored, up to the first miss; many at a time, and as many as that are in memory."""
+    def _read_all(
+        self, places: Sequence[PageKey], layout: BlockLayout, decode: Callable[[BlockCodec, Stored, int], None]
+    ) -> int:
+        """`decode` gets pages of one codec at a time, and the number of the first of them."""
+        begun_s = time.perf_counter()
+        num_read = 0
+        for records, stored in self._stored(places, layout):
+            try:
+                decode(codec_named(records[0].codec), stored, num_read)
+            except StoreError as error:
+                _log.warning('%d pages cannot be read (%s); they are deleted', len(records), error)
+                for record in records:
+                    self._store.delete(record.key)
+                break
+            num_read += len(records)
+        is_missed = num_read < len(places)
+        self._count(PageStats(num_read=num_read, num_missed=is_missed, read_s=time.perf_counter() - begun_s))
+        return num_read
+
+    def _stored(self, places: Sequence[PageKey], layout: BlockLayout) -> Iterator[tuple[list[BlockRecord], Stored]]:
+        """These pages as they are stored, up to the first miss; equal ones that follow each other together."""
         keys = [place.key for place in places]
         while keys:
             run = self._store.get_run(keys, max(_RUN_BYTES, layout.num_bytes))
-            if not run:
+            if not run.records:
                 return
-            yield from run
-            keys = keys[len(run) :]
-
-    def _decode(self, block: StoredBlock, layout: BlockLayout, page: ByteArray) -> bool:
-        try:
-            codec_named(block.record.codec).decode(block.stored, layout, page)
-        except StoreError as error:
-            _log.warning('page %s cannot be read (%s); it is deleted', block.record.key.hex()[:12], error)
-            self._store.delete(block.record.key)
-            return False
-        return True
+            start = 0
+            for (_, length), equal in groupby(run.records, key=lambda record: (record.codec, record.length_bytes)):
+                records = list(equal)
+                end = start + len(records) * length
+                yield records, run.stored[start:end].reshape(-1, length)
+                start = end
+            keys = keys[len(run.records) :]
 
     def _count(self, one: PageStats) -> None:
         with self._lock:

@@ -29,6 +29,24 @@ class Norms:
     largest: Wide  # (rows,)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Lines:
+    """Where vectors go: each one into a line of some memory, an engine's for example."""
+
+    memory: Floats | Halves  # (lines, channels), C-contiguous
+    places: npt.NDArray[np.int64]  # (vectors,), the line of each one
+
+    @classmethod
+    def of(cls, out: Floats | Halves) -> 'Lines':
+        """All of an array (…, channels), in its order."""
+        memory = _flat(out)
+        return cls(memory=memory, places=_in_order(len(memory)))
+
+    def put(self, vectors: npt.NDArray[Any]) -> None:
+        """Write (…, channels), in their order."""
+        self.memory[self.places] = _flat(vectors)
+
+
 class Arithmetic(Protocol):
     """Rows of vectors to codes and back; vectors are (rows, tokens, channels), all arrays C-contiguous.
 
@@ -43,9 +61,7 @@ class Arithmetic(Protocol):
         """`rotation.hadamard` of vectors * signs."""
         ...
 
-    def look_up(
-        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
-    ) -> None:
+    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
         """out = hadamard(levels) * norms * signs + centre; `signs` is (channels,), `centre` (rows, channels)."""
         ...
 
@@ -74,16 +90,15 @@ class NumpyArithmetic:
     def turn(self, vectors: Floats, signs: Floats) -> Floats:
         return hadamard(vectors * signs)
 
-    def look_up(
-        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
-    ) -> None:
-        values = hadamard(codebook(bits)[unpack(packed, bits, out.shape[-1])])
-        values *= (norms.table[unpack(norms.packed, norms.bits, out.shape[1])] * narrow(norms.largest)[:, None])[
-            ..., None
-        ]
+    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
+        values = hadamard(codebook(bits)[unpack(packed, bits, len(signs))])
+        gain = norms.table[unpack(norms.packed, norms.bits, packed.shape[1])] * narrow(norms.largest)[:, None]
+        values *= gain[..., None]
         values *= signs
         values += centre[:, None]
-        _put(values, out)
+        if out.memory.dtype == np.float16:
+            np.clip(values, -LARGEST_HALF, LARGEST_HALF, out=values)
+        out.put(values)
 
     def scale(
         self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
@@ -118,12 +133,19 @@ class CompiledArithmetic:
         self._loops.turn(_flat(vectors), signs, rotation_width(vectors.shape[-1]), _flat(turned))
         return turned
 
-    def look_up(
-        self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Floats | Halves
-    ) -> None:
-        codes, levels, width = _flat(packed), _wide_levels(bits), rotation_width(out.shape[-1])
+    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
+        codes, levels, width = _flat(packed), _wide_levels(bits), rotation_width(len(signs))
         scales = (norms.packed, norms.bits, norms.table, norms.largest)
-        self._write(out, lambda to: self._loops.look_up(codes, levels, width, *scales, signs, centre, _flat(to)))
+
+        def write(places: npt.NDArray[np.int64], memory: npt.NDArray[Any]) -> None:
+            self._loops.look_up(codes, levels, width, *scales, signs, centre, places, memory)
+
+        if out.memory.dtype == np.float16 and not self._loops.CAN_HALVE:
+            halves = np.empty((len(out.places), len(signs)), np.float16)
+            self._write(halves, lambda to: write(_in_order(len(to)), to))
+            out.put(halves)
+        else:
+            self._write(out.memory, lambda to: write(out.places, to))
 
     def scale(
         self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
@@ -190,7 +212,7 @@ def warm_up() -> None:
             arithmetic.scale(packed, bits, vectors, vectors, (1, 1), out)
             if bits < 8:
                 arithmetic.choose(vectors, vectors[..., 0], bits)
-                arithmetic.look_up(packed, bits, norms, signs, vectors[0], out)
+                arithmetic.look_up(packed, bits, norms, signs, vectors[0], Lines.of(out))
 
 
 RESOLUTION = 2 / LEVEL_STEP  # places of a unit: edges are means of two levels
@@ -223,6 +245,11 @@ def _every_byte(bits: int) -> Codes:
 def _wide(rows: Floats) -> npt.NDArray[np.generic]:
     dtypes = {1: np.float32, 2: np.complex64, 4: np.complex128}
     return np.ascontiguousarray(rows).view(dtypes[rows.shape[1]])[:, 0]
+
+
+@cache
+def _in_order(num: int) -> npt.NDArray[np.int64]:
+    return np.arange(num)
 
 
 def _flat(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from kv_agent_ros.errors import StoreError
+from kv_agent_ros.kvcache.arithmetic import Lines
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.packing import joined, split
 from kv_agent_ros.kvcache.quantization import (
@@ -23,6 +24,14 @@ from kv_agent_ros.kvcache.quantization import (
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
 FLOAT16_LARGEST = 65504.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockLines:
+    """Where the vectors of blocks go: those of (blocks, layers * heads, tokens), in this order."""
+
+    keys: Lines
+    values: Lines
 
 
 class BlockCodec(Protocol):
@@ -46,6 +55,10 @@ class BlockCodec(Protocol):
         """Fill `out`, `layout.num_bytes` long. Raises StoreError when `stored` is not a block of this layout."""
         ...
 
+    def decode_all(self, stored: ByteArray, layout: BlockLayout, out: BlockLines) -> None:
+        """Of (blocks, bytes) every block, straight to where it is wanted. Raises StoreError as decode()."""
+        ...
+
 
 class RawCodec:
     """The bytes as they are."""
@@ -60,6 +73,9 @@ class RawCodec:
     def decode(self, stored: ByteArray, layout: BlockLayout, out: ByteArray) -> None:
         _require_size(stored, layout)
         out[:] = stored
+
+    def decode_all(self, stored: ByteArray, layout: BlockLayout, out: BlockLines) -> None:
+        _put_floats(stored, layout, layout.dtype, out)
 
 
 class Float16Codec:
@@ -80,6 +96,9 @@ class Float16Codec:
             raise StoreError(f'codec float16: expected {2 * math.prod(layout.shape)} bytes, got {len(stored)}')
         _require_size(out, layout)
         out.view(layout.dtype)[:] = stored.view(np.float16)
+
+    def decode_all(self, stored: ByteArray, layout: BlockLayout, out: BlockLines) -> None:
+        _put_floats(stored, layout, 'float16', out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +132,12 @@ class QuantizedCodec:
         for quantizer, part, half in ((self.keys, stored_keys, target[0]), (self.values, stored_values, target[1])):
             quantizer.decode(part, decoded)
             half[:] = np.clip(decoded, np.finfo(half.dtype).min, np.finfo(half.dtype).max, out=decoded)
+
+    def decode_all(self, stored: ByteArray, layout: BlockLayout, out: BlockLines) -> None:
+        rows = _rows(layout)
+        keys, values = split(stored, [self.keys.num_bytes(rows), self.values.num_bytes(rows)])
+        self.keys.decode_all(keys, rows, out.keys)
+        self.values.decode_all(values, rows, out.values)
 
 
 def _rotated(bits: int, norm_bits: int) -> RotatedQuantizer:
@@ -172,6 +197,16 @@ def _rows(layout: BlockLayout) -> Shape:
     """One row a KV head of a layer."""
     _, num_layers, num_kv_heads, block_tokens, head_dim = layout.shape
     return num_layers * num_kv_heads, block_tokens, head_dim
+
+
+def _put_floats(stored: ByteArray, layout: BlockLayout, dtype: str, out: BlockLines) -> None:
+    """Blocks that are stored as they are, but for the type of their elements."""
+    num_elements = math.prod(layout.shape)
+    if stored.shape[1] != num_elements * np.dtype(dtype).itemsize:
+        raise StoreError(f'block: expected {num_elements} elements of {dtype}, got {stored.shape[1]} bytes')
+    blocks = stored.view(dtype).reshape(len(stored), 2, -1, layout.shape[4])
+    out.keys.put(blocks[:, 0])
+    out.values.put(blocks[:, 1])
 
 
 def _require_size(block: ByteArray, layout: BlockLayout) -> None:

@@ -128,8 +128,8 @@ def _norm(packed, bits, token, table):
 
 
 @_compiled
-def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs, centre, out):
-    """A byte brings all its levels as one wide number."""
+def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs, centre, places, out):
+    """A byte brings all its levels as one wide number. Vector i becomes line places[i] of `out`."""
     num_vectors, size = packed.shape
     length, tokens = out.shape[1], num_vectors // len(largest)
     abreast = max(1, TILE_ELEMENTS // length)
@@ -146,7 +146,7 @@ def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs,
         _transform(tile[: num * pitch], width)
         for place in range(num):
             gain = _norm(norms[row], norm_bits, token, table) * wide_value(largest[row])
-            line, middle, values = out[first + place], centre[row], tile[place * pitch :]
+            line, middle, values = out[places[first + place]], centre[row], tile[place * pitch :]
             for i in range(length):
                 line[i] = _stored(values[i] * gain * signs[i] + middle[i], line)
             token += 1

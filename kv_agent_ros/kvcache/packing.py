@@ -59,11 +59,11 @@ def joined(*sections: npt.NDArray[np.generic]) -> ByteArray:
 
 
 def split(stored: ByteArray, sizes: list[int]) -> list[ByteArray]:
-    """The opposite of `joined`; raises StoreError when the sizes do not add up to what is stored."""
+    """The opposite of `joined`, of (…, n) bytes; raises StoreError when the sizes do not add up to what is stored."""
     sections, start = [], 0
     for size in sizes:
-        sections.append(stored[start : start + size])
+        sections.append(stored[..., start : start + size])
         start += size
-    if start != len(stored):
-        raise StoreError(f'stored block: expected {start} bytes, got {len(stored)}')
+    if start != stored.shape[-1]:
+        raise StoreError(f'stored block: expected {start} bytes, got {stored.shape[-1]}')
     return sections

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Norms, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, Norms, best_arithmetic
 from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
 from kv_agent_ros.kvcache.storage.base import ByteArray
@@ -42,6 +42,10 @@ class Quantizer(Protocol):
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
         """Fill `out`, C-contiguous, float32 or float16. Raises StoreError when `stored` has the wrong length."""
+        ...
+
+    def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
+        """Of (blocks, bytes) every block of this shape, into lines. Raises StoreError as decode()."""
         ...
 
 
@@ -94,6 +98,12 @@ class PlainQuantizer:
         packed = sections[5].reshape(*out.shape[:2], -1)
         self.arithmetic().scale(packed, self.bits, low, _part(step_codes, step_range), groups, out)
 
+    def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
+        vectors = np.empty((len(stored), *shape), out.memory.dtype)
+        for block, target in zip(stored, vectors, strict=True):
+            self.decode(block, target)
+        out.put(vectors)
+
     def _codes(self, vectors: Floats, low: Floats, step: Floats) -> Codes:
         places, axis = np.arange(vectors.shape[self.axis.value]) // self.group, self.axis.value
         steps = (vectors - low.take(places, axis)) * _inverse(step).take(places, axis)
@@ -136,17 +146,20 @@ class RotatedQuantizer:
         return joined(reference, pack(norm_codes, self.norm_bits), codes)
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        self.decode_around(np.zeros((out.shape[0], out.shape[2]), np.float32), stored, out)
+        self.decode_all(stored[None], _shape(out), Lines.of(out))
 
-    def decode_around(self, centre: Floats, stored: ByteArray, out: Floats | Halves) -> None:
-        """As `decode`, with `centre` (rows, channels) added to every token."""
-        rows, tokens, channels = out.shape
-        reference, packed_norms, packed = split(stored, self._sizes((rows, tokens, channels)))
+    def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
+        self.decode_around(np.zeros((len(stored) * shape[0], shape[2]), np.float32), stored, shape, out)
+
+    def decode_around(self, centre: Floats, stored: ByteArray, shape: Shape, out: Lines) -> None:
+        """As `decode_all`, with `centre` (blocks * rows, channels) added to every token."""
+        rows, tokens, channels = len(stored) * shape[0], *shape[1:]
+        reference, packed_norms, packed = split(stored, self._sizes(shape))
         norms = Norms(
             packed=packed_norms.reshape(rows, -1),
             bits=self.norm_bits,
             table=_unit_norm_table(self.norm_bits, channels),
-            largest=reference.view(np.uint16),
+            largest=reference.reshape(-1).view(np.uint16),
         )
         self.arithmetic().look_up(packed.reshape(rows, tokens, -1), self.bits, norms, signs(channels), centre, out)
 
@@ -171,16 +184,20 @@ class CentredQuantizer:
     def encode(self, vectors: Vectors) -> ByteArray:
         vectors = _finite(vectors, self.rest.arithmetic())
         mean = self.mean.encode(vectors.mean(1)[None])
-        return joined(mean, self.rest.encode(vectors - self._centre(mean, _shape(vectors))[:, None]))
+        return joined(mean, self.rest.encode(vectors - self._centre(mean[None], _shape(vectors))[:, None]))
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        mean, rest = split(stored, self._sizes(_shape(out)))
-        self.rest.decode_around(self._centre(mean, _shape(out)), rest, out)
+        self.decode_all(stored[None], _shape(out), Lines.of(out))
+
+    def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
+        mean, rest = split(stored, self._sizes(shape))
+        self.rest.decode_around(self._centre(mean, shape), rest, shape, out)
 
     def _centre(self, mean: ByteArray, shape: Shape) -> Floats:
-        centre = np.empty((1, shape[0], shape[2]), np.float32)
-        self.mean.decode(mean, centre)
-        return centre.reshape(shape[0], shape[2])
+        rows, _, channels = shape
+        centre = np.empty((len(mean) * rows, channels), np.float32)
+        self.mean.decode_all(mean, (1, rows, channels), Lines.of(centre))
+        return centre
 
     def _sizes(self, shape: Shape) -> list[int]:
         rows, _, channels = shape

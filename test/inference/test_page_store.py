@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 import hashlib
+import math
 from pathlib import Path
 import time
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from kv_agent_ros.errors import ConfigError
-from kv_agent_ros.inference.page_store import PageKey, PageStore, model_revision, opaque_layout
+from kv_agent_ros.inference.page_store import PageKey, PageLines, PageStore, model_revision, opaque_layout
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace
 from kv_agent_ros.kvcache.storage.base import ByteArray
 from kv_agent_ros.kvcache.storage.fake import FakeStore
@@ -54,6 +55,14 @@ def read(store: PageStore, place: PageKey, layout: BlockLayout = LAYOUT) -> Byte
 def relative_error(found: ByteArray, expected: ByteArray) -> float:
     found, expected = found.view(np.float32), expected.view(np.float32)
     return float(np.square(found - expected).sum() / np.square(expected).sum())
+
+
+def damage(directory: Path, place: PageKey) -> None:
+    """Turn one bit of a stored page."""
+    path = directory / 'blocks' / f'{place.key.hex()}.kv'
+    damaged = bytearray(path.read_bytes())
+    damaged[-7] ^= 1
+    path.write_bytes(damaged)
 
 
 def fill(store: PageStore, number: int, name: str = 'a') -> None:
@@ -134,10 +143,7 @@ def test_a_damaged_page_is_a_miss_and_is_written_again(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, 3)
     place = store.keys([], hashes(3))[1]
-    path = tmp_path / 'blocks' / f'{place.key.hex()}.kv'
-    damaged = bytearray(path.read_bytes())
-    damaged[-7] ^= 1
-    path.write_bytes(damaged)
+    damage(tmp_path, place)
     again = opened(tmp_path)
     assert read(again, place) is None
     assert again.find(again.keys([], hashes(3))) == 1
@@ -158,14 +164,58 @@ def test_more_pages_than_are_read_at_once_come_back_in_their_order(tmp_path: Pat
     assert max(found) < (0.02 if bits == 4 else 1e-6)
 
 
+def lines(num_pages: int, layout: BlockLayout = LAYOUT) -> PageLines:
+    """An engine's memory with room for one page more, in which pages lie from the last to the first."""
+    num_lines = math.prod(layout.shape[:4])
+    memory = np.zeros(((num_pages + 1) * num_lines, layout.shape[4]), layout.dtype)
+    starts = np.arange(num_pages, 0, -1) * num_lines
+    return PageLines(memory=memory, pattern=np.arange(num_lines).reshape(2, -1), starts=starts)
+
+
+@pytest.mark.parametrize('bits', [2, 4, 8, 16, 32])
+def test_pages_written_straight_to_their_lines_are_the_pages_handed_over(tmp_path: Path, bits: int) -> None:
+    layout = replace(LAYOUT, bits=bits)
+    store = opened(tmp_path, replace(NAMESPACE, bits=bits))
+    places = store.keys([], hashes(6))
+    for index, place in enumerate(places):
+        assert store.put(place, page(index, layout), layout)
+    out = lines(6, layout)
+    assert store.read_lines(places, layout, out) == 6
+    for place, start in zip(places, out.starts, strict=True):
+        expected = read(store, place, layout)
+        assert expected is not None
+        assert out.memory[start : start + len(out.memory) // 7].tobytes() == expected.tobytes()
+    assert not out.memory[: len(out.memory) // 7].any()
+
+
+@pytest.mark.parametrize('bits', [4, 16])
+def test_nothing_of_a_damaged_page_or_of_those_after_it_is_written_to_lines(tmp_path: Path, bits: int) -> None:
+    layout = replace(LAYOUT, bits=bits)
+    store = opened(tmp_path, replace(NAMESPACE, bits=bits))
+    places = store.keys([], hashes(5))
+    for index, place in enumerate(places):
+        assert store.put(place, page(index + 1, layout), layout)
+    damage(tmp_path, places[3])
+    out = lines(5, layout)
+    assert store.read_lines(places, layout, out) == 3
+    written = [bool(out.memory[start : start + len(out.memory) // 6].any()) for start in out.starts]
+    assert written == [True, True, True, False, False]
+
+
+def test_pages_of_another_length_than_expected_are_misses_and_are_deleted(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    fill(store, 4)
+    places = store.keys([], hashes(4))
+    other = replace(LAYOUT, shape=(2, 3, 3, 16, 64))
+    assert store.read_lines(places[1:], other, lines(3, other)) == 0
+    assert store.find(places) == 1
+
+
 def test_pages_before_a_damaged_one_are_handed_over_and_none_after_it(tmp_path: Path) -> None:
     store = opened(tmp_path)
     fill(store, 5)
     places = store.keys([], hashes(5))
-    path = tmp_path / 'blocks' / f'{places[3].key.hex()}.kv'
-    damaged = bytearray(path.read_bytes())
-    damaged[200] ^= 1
-    path.write_bytes(damaged)
+    damage(tmp_path, places[3])
     taken: list[int] = []
     assert store.read(places, LAYOUT, lambda number, block: taken.append(number)) == 3
     assert taken == [0, 1, 2]

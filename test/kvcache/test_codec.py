@@ -1,6 +1,7 @@
 """Whole blocks through every codec, and which codec a block gets."""
 
 from dataclasses import replace
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 from kv_agent_ros.errors import BadRequestError, StoreError
-from kv_agent_ros.kvcache.arithmetic import NumpyArithmetic
+from kv_agent_ros.kvcache.arithmetic import Lines, NumpyArithmetic
 from kv_agent_ros.kvcache.block import BlockLayout
-from kv_agent_ros.kvcache.codec import CODECS, BlockCodec, QuantizedCodec, codec_named
+from kv_agent_ros.kvcache.codec import CODECS, BlockCodec, BlockLines, QuantizedCodec, codec_named
 from kv_agent_ros.kvcache.codec_policy import CodecPolicy, codec_for
 from kv_agent_ros.kvcache.quantization import RotatedQuantizer
 from kv_agent_ros.kvcache.storage.base import checksum
@@ -87,6 +88,28 @@ def test_a_block_is_decoded_into_any_bytes_of_a_segment(codec: BlockCodec):
     assert segment[1 + LAYOUT.num_bytes :].tolist() == [0] * 7
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'float16'])
+@pytest.mark.parametrize('codec', CODECS, ids=lambda codec: codec.name)
+def test_blocks_decoded_together_to_anywhere_are_the_blocks_decoded_one_by_one(codec: BlockCodec, dtype: str):
+    layout = replace(LAYOUT, dtype=dtype)
+    raws = [block(layout, seed) for seed in range(3)]
+    stored = np.stack([codec.encode(raw, layout) for raw in raws])
+    num_vectors = math.prod(layout.shape[1:4])
+    memory = np.zeros((2 * 3 * num_vectors + 5, layout.shape[4]), dtype)
+    places = np.random.default_rng(1).permutation(len(memory))[: 2 * 3 * num_vectors]
+    keys, values = places[: 3 * num_vectors], places[3 * num_vectors :]
+
+    lines = BlockLines(keys=Lines(memory=memory, places=keys), values=Lines(memory=memory, places=values))
+    codec.decode_all(stored, layout, lines)
+
+    expected = np.stack([round_trip(codec, layout, raw).view(dtype).reshape(2, num_vectors, -1) for raw in raws])
+    assert np.array_equal(memory[keys], expected[:, 0].reshape(3 * num_vectors, -1))
+    assert np.array_equal(memory[values], expected[:, 1].reshape(3 * num_vectors, -1))
+    assert not np.delete(memory, places, 0).any()
+    with pytest.raises(StoreError, match='expected'):
+        codec.decode_all(stored[:, :-1].copy(), layout, lines)
+
+
 @pytest.mark.parametrize('codec', QUANTIZED, ids=lambda codec: codec.name)
 def test_a_float16_block_at_the_end_of_its_range_stays_finite(codec: QuantizedCodec):
     layout = replace(LAYOUT, dtype='float16')
@@ -104,7 +127,7 @@ class CountingArithmetic(NumpyArithmetic):
         self.num_outs = {'float32': 0, 'float16': 0}
 
     def look_up(self, packed, bits, gain, signs, centre, out) -> None:
-        self.num_outs[out.dtype.name] += 1
+        self.num_outs[out.memory.dtype.name] += 1
         super().look_up(packed, bits, gain, signs, centre, out)
 
 

@@ -30,11 +30,11 @@ class GuardLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StoredBlock:
-    """A block as it was read."""
+class StoredRun:
+    """Blocks as they were read, one after the other."""
 
-    record: BlockRecord
-    stored: ByteArray  # record.length_bytes long
+    records: Sequence[BlockRecord]
+    stored: ByteArray  # as long as all of them together
 
 
 class _Rate:
@@ -118,9 +118,9 @@ class GuardedStore:
             np.copyto(out[: found[0].length_bytes], self._buffer[: found[0].length_bytes])
             return found[0]
 
-    def get_run(self, keys: Sequence[bytes], room_bytes: int) -> list[StoredBlock]:
+    def get_run(self, keys: Sequence[bytes], room_bytes: int) -> StoredRun:
         """As many of these blocks as are there and fit into so many bytes, in their order, for one wait in all."""
-        found: list[StoredBlock] = []
+        found: list[BlockRecord] = []
         room = np.empty(room_bytes, dtype=np.uint8)  # an abandoned read goes on writing to it
 
         def act() -> Sequence[int]:
@@ -129,12 +129,13 @@ class GuardedStore:
                 record = self._store.get(key, room[start:])
                 if record is None:
                     break
-                found.append(StoredBlock(record=record, stored=room[start : start + record.length_bytes]))
+                found.append(record)
                 start += record.length_bytes
-            return [block.record.length_bytes for block in found]
+            return [each.length_bytes for each in found]
 
         with self._my_turn() as is_mine:
-            return found if is_mine and self._ask(act, self._reads) else []
+            records = tuple(found) if is_mine and self._ask(act, self._reads) else ()
+        return StoredRun(records=records, stored=room[: sum(each.length_bytes for each in records)])
 
     def delete(self, key: bytes) -> None:
         """Free the block, or have it freed by the first operation after the device is back."""
