@@ -16,7 +16,7 @@ import httpx
 
 from benchmarks._sglang import SCRIPT, NoSglangError, sglang_environment
 
-START_S, STOP_S, ANSWER_S, SETTLE_S = 900, 60.0, 300.0, 120.0
+START_S, STOP_S, ANSWER_S, SETTLE_S, QUIET_S = 900, 60.0, 300.0, 120.0, 0.7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +138,6 @@ def settle(directory: Path) -> int:
     ends_s = time.monotonic() + SETTLE_S
     before, now = -1, bytes_on_disk(directory)
     while now != before and time.monotonic() < ends_s:
-        time.sleep(1.5)
+        time.sleep(QUIET_S)
         before, now = now, bytes_on_disk(directory)
     return now

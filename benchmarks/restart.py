@@ -21,7 +21,10 @@ from benchmarks._restarted import TENANT, RestartedServer, Script, say, scripts
 from benchmarks._sglang_server import Answer
 
 ABREAST = 2  # robots that are asked at once where no times are taken
+SAME_GOAL = 0.95  # of the answers
 NO_L3, FILES = 'nothing stored, same server', 'SGLang file backend'
+
+PARTS = ('next_turn', 'again', 'cold_disk', 'answers')
 
 Pairs = list[tuple[Answer, Answer]]  # of our store, of SGLang's files
 
@@ -41,7 +44,6 @@ class Bench:
         self._ours, self._files = ours, files
         self._timed, self._judged = timed, judged
         self._new_tokens, self._num_rounds = new_tokens, num_rounds
-        self._files_same = 0.0  # share of answers
 
     def restart(self) -> list[Row]:
         """Both servers hear the histories, die and come back."""
@@ -49,7 +51,8 @@ class Bench:
             server.start()
             server.hear(self._timed)
         bytes_on_disk = row('bytes_on_disk', self._ours.bytes_on_disk(), self._files.bytes_on_disk(), FILES, 'B', 1)
-        self._ours.hear(self._judged)
+        if self._judged:
+            self._ours.hear(self._judged)
         for server in (self._ours, self._files):
             server.kill_and_start()
         return [bytes_on_disk]
@@ -60,7 +63,6 @@ class Bench:
         with self._ours.awake():
             cold = [self._ours.ask(script.prompt(0), 'nobody', self._new_tokens) for script in self._timed]
             self._ours.settle()
-        self._files_same = share([theirs.text == exact.text for (_, theirs), exact in zip(pairs, cold, strict=True)])
         mine, theirs = ([pair[place] for pair in pairs] for place in (0, 1))
         n = len(self._timed)
         return [
@@ -68,6 +70,7 @@ class Bench:
             row('ttft_next_turn_of_cold', ttft_s(mine), ttft_s(cold), NO_L3, 's', n),
             row('ttft_file_backend_of_cold', ttft_s(theirs), ttft_s(cold), NO_L3, 's', n),
             higher('prompt_from_storage', stored_share(mine), stored_share(theirs), 'share of tokens', n),
+            higher('same_answers_next_turn', same_share(mine, cold), same_share(theirs, cold), 'share of turns', n),
         ]
 
     def again(self) -> list[Row]:
@@ -88,8 +91,24 @@ class Bench:
         self._files.stop()
         with self._ours.awake(), ThreadPoolExecutor(ABREAST) as pool:
             verdicts = [same for found in pool.map(self._judge, range(len(self._judged))) for same in found]
-        same = share(verdicts)
-        return [higher('same_greedy_answers', same, self._files_same, 'share of turns', len(verdicts))]
+        same, n = share(verdicts), len(verdicts)
+        return [
+            Row(
+                name='same_greedy_answers',
+                ours=same,
+                peer=SAME_GOAL,
+                peer_name='goal',
+                limit=1.0,
+                ratio=same / SAME_GOAL,
+                unit='share of turns',
+                n=n,
+            )
+        ]
+
+    def part(self, name: str) -> Callable[[], list[Row]]:
+        """One of PARTS."""
+        parts = (self.next_turn, self.again, self.cold_disk, self.answers)
+        return dict(zip(PARTS, parts, strict=True))[name]
 
     def _judge(self, robot: int) -> list[bool]:
         """By turn, whether the robot gets the same answer."""
@@ -133,6 +152,11 @@ def ttft_s(answers: Sequence[Answer]) -> float:
 def stored_share(answers: Sequence[Answer]) -> float:
     """Share of the prompts that came from storage."""
     return sum(answer.storage_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers)
+
+
+def same_share(answers: Sequence[Answer], exact: Sequence[Answer]) -> float:
+    """Share of the answers that are the exact ones."""
+    return share([mine.text == other.text for mine, other in zip(answers, exact, strict=True)])
 
 
 def share(verdicts: Sequence[bool]) -> float:
@@ -182,16 +206,17 @@ def main() -> None:
     parser.add_argument('--judged-tokens', type=int, default=200, help='of the history of each of them, about')
     parser.add_argument('--new-tokens', type=int, default=4, help='of each answer')
     parser.add_argument('--bits', type=int, default=4, choices=(2, 4, 8, 16, 32), help='of an element in our store')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=list(PARTS), help='after the restart')
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
     timed = scripts(arguments.robots, 1, arguments.tokens, seed=1)
-    judged = scripts(arguments.judged_robots, arguments.judged_turns, arguments.judged_tokens, seed=2)
+    num_judged = arguments.judged_robots if 'answers' in arguments.parts else 0
+    judged = scripts(num_judged, arguments.judged_turns, arguments.judged_tokens, seed=2)
     with tempfile.TemporaryDirectory(prefix='kv_agent_ros-restart-') as directory, ExitStack() as servers:
         ours = servers.enter_context(RestartedServer.ours(Path(directory) / 'ours', arguments.bits))
         files = servers.enter_context(RestartedServer.theirs(Path(directory) / 'files'))
         bench = Bench(ours, files, timed, judged, arguments.new_tokens, arguments.rounds)
-        phases = (bench.restart, bench.next_turn, bench.again, bench.cold_disk, bench.answers)
-        rows = run_phases(saving('restart', phases))
+        rows = run_phases(saving('restart', [bench.restart, *(bench.part(name) for name in arguments.parts)]))
         facts = {'model': 'SmolLM2-135M-Instruct', 'bits': arguments.bits, 'history_tokens': ours.history_tokens}
     if arguments.json:
         print_json(rows, facts)
