@@ -150,9 +150,10 @@ class PageStore:
         page = np.zeros(layout.num_bytes, np.uint8)
         codec, stored = _encoded(_codec(layout, is_first=False), page, layout)
         codec.decode(stored, layout, page)
+        if layout.shape[0] == 1:  # opaque_layout(): no lines
+            return
         memory = page.view(layout.dtype).reshape(-1, layout.shape[4])
-        lines = np.arange(len(memory)).reshape(2, -1) if layout.shape[0] == 2 else np.zeros((2, 0), np.int64)
-        out = PageLines(memory=memory, pattern=lines, starts=np.zeros(2, np.int64))
+        out = PageLines(memory=memory, pattern=np.arange(len(memory)).reshape(2, -1), starts=np.zeros(2, np.int64))
         codec.decode_all(np.stack([stored, stored]), layout, out.part(0, 2))
 
     def stats(self) -> PageStats:

@@ -297,6 +297,13 @@ def test_bytes_that_no_codec_knows_come_back_exactly(tmp_path: Path) -> None:
     assert np.array_equal(read(store, place, layout), sent)
 
 
+@pytest.mark.parametrize('layout', [LAYOUT, replace(LAYOUT, bits=16), opaque_layout(1000)], ids=str)
+def test_every_kind_of_page_can_be_warmed_up(tmp_path: Path, layout: BlockLayout) -> None:
+    store = opened(tmp_path)
+    store.warm_up(layout)
+    assert (store.stats().num_read, store.stats().num_written) == (0, 0)
+
+
 def test_models_with_one_name_and_other_weights_have_other_revisions(tmp_path: Path) -> None:
     (tmp_path / 'config.json').write_text('{}')
     (tmp_path / 'model.safetensors').write_bytes(bytes(1000))
