@@ -165,6 +165,7 @@ class InferenceConfig:
     model: str = setting('bundled', 'bundled (SmolLM2-135M-Instruct), a model directory, or the served model name')
     cache_dir: str = setting(CACHE_DIR, 'folder for the converted model')
     threads: int = setting(1, 'torch threads of the local engine', '1', 1, 256)
+    weights: str = setting('float32', 'of the local model; int8: faster, not exact', choices=('float32', 'int8'))
     max_batch: int = setting(8, 'requests that the local engine advances together', '1', 1, 256)
     prefill_chunk_tokens: int = setting(256, 'of a prompt, between two tokens of the others', 'tokens', 16, 8192)
     storage_dtype: str = setting('float32', 'element type of stored KV blocks', choices=('float32', 'float16'))

@@ -10,6 +10,7 @@ from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inference.local import LocalBackend
 from kv_agent_ros.inference.local_canary import fitting_bits
 from kv_agent_ros.inference.local_engine import Batching
+from kv_agent_ros.inference.local_linear import Weights
 from kv_agent_ros.inference.local_model import LocalModel, load_local_model
 from kv_agent_ros.inference.server_sessions import ServerSessions
 from kv_agent_ros.inference.unavailable import UnavailableBackend
@@ -39,7 +40,11 @@ def open_engine(config: InferenceConfig, progress: Callable[[str], object]) -> E
     if config.engine in ('local', 'edge_cloud'):
         join = with_cloud(config, progress) if config.engine == 'edge_cloud' else alone
         model = load_local_model(
-            config.model, expand(config.cache_dir) / 'models', config.threads, lambda text: _ignore(progress(text))
+            config.model,
+            expand(config.cache_dir) / 'models',
+            config.threads,
+            lambda text: _ignore(progress(text)),
+            Weights(config.weights),
         )
         namespace = stored_namespace(model, config)
         batching = Batching(max_batch=config.max_batch, chunk_tokens=config.prefill_chunk_tokens)

