@@ -47,22 +47,28 @@ class Bench:
 
     def restart(self) -> list[Row]:
         """Both servers hear the histories, die and come back."""
-        for server in (self._ours, self._files):
-            server.start()
-            server.hear(self._timed)
-        bytes_on_disk = row('bytes_on_disk', self._ours.bytes_on_disk(), self._files.bytes_on_disk(), FILES, 'B', 1)
-        if self._judged:
-            self._ours.hear(self._judged)
-        for server in (self._ours, self._files):
-            server.kill_and_start()
-        return [bytes_on_disk]
+        with ThreadPoolExecutor() as pool:
+            ours, files = pool.map(self._restart, (self._ours, self._files), (self._judged, ()))
+        return [row('bytes_on_disk', ours, files, FILES, 'B', len(self._timed))]
+
+    def _restart(self, server: RestartedServer, judged: Sequence[Script]) -> int:
+        """The bytes that the histories of the timed robots take."""
+        server.start()
+        server.hear(self._timed)
+        num_bytes = server.bytes_on_disk()
+        if judged:
+            server.hear(judged)
+        server.kill_and_start()
+        return num_bytes
 
     def next_turn(self) -> list[Row]:
         """Right after the restart, and what it costs with nothing stored."""
         pairs = self._ask_both(lambda: None)
+        cold = []
         with self._ours.awake():
-            cold = [self._ours.ask(script.prompt(0), 'nobody', self._new_tokens) for script in self._timed]
-            self._ours.settle()
+            for script in self._timed:
+                cold.append(self._ours.ask(script.prompt(0), 'nobody', self._new_tokens))
+                self._ours.settle()
         mine, theirs = ([pair[place] for pair in pairs] for place in (0, 1))
         n = len(self._timed)
         return [
