@@ -42,15 +42,25 @@ class EngineView:
         """Our own cache's books with the server's: its device tier as it is mirrored, its sessions, its replies."""
         mirrors = self.mirrors()
         with self._lock:
-            usages = [_mirrored(usage, mirrors) for usage in self._usages.values()]
-        known = {usage.session for usage in stats.sessions}
+            theirs = {session: _mirrored(usage, mirrors) for session, usage in self._usages.items()}
+        own = {usage.session: usage for usage in stats.sessions}
+        both = [_added(usage, theirs[session]) if session in theirs else usage for session, usage in own.items()]
         return replace(
             stats,
             tiers=(*(_device_tier(mirror) for mirror in mirrors), *stats.tiers),
-            sessions=(*stats.sessions, *(usage for usage in usages if usage.session not in known)),
-            prompt_tokens=stats.prompt_tokens + sum(usage.prompt_tokens for usage in usages),
-            cached_tokens=stats.cached_tokens + sum(usage.cached_tokens for usage in usages),
+            sessions=(*both, *(usage for session, usage in theirs.items() if session not in own)),
+            prompt_tokens=stats.prompt_tokens + sum(usage.prompt_tokens for usage in theirs.values()),
+            cached_tokens=stats.cached_tokens + sum(usage.cached_tokens for usage in theirs.values()),
         )
+
+
+def _added(own: SessionUsage, theirs: SessionUsage) -> SessionUsage:
+    return replace(
+        own,
+        num_blocks=own.num_blocks + theirs.num_blocks,
+        prompt_tokens=own.prompt_tokens + theirs.prompt_tokens,
+        cached_tokens=own.cached_tokens + theirs.cached_tokens,
+    )
 
 
 def _mirrored(usage: SessionUsage, mirrors: Sequence[MirrorStats]) -> SessionUsage:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,13 @@ def test_without_events_the_replies_are_counted() -> None:
     assert (shown.prompt_tokens, shown.cached_tokens) == (205, 121)
     view.forget(usage('robot1').session)
     assert view.added_to(EMPTY).sessions == (usage('robot2'),)
+
+
+def test_a_session_that_our_own_cache_knows_too_is_one_session() -> None:
+    view = EngineView()
+    view.hear(usage('robot1'))
+    (shown,) = view.added_to(replace(EMPTY, sessions=(usage('robot1', num_blocks=1),))).sessions
+    assert (shown.num_blocks, shown.prompt_tokens, shown.cached_tokens) == (10, 200, 120)
 
 
 def test_events_win_over_replies_as_long_as_none_is_missing(stack: ExitStack) -> None:

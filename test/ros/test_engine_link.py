@@ -144,6 +144,7 @@ def mirrored(stats: CacheStats) -> tuple[int, bool]:
 
 
 def test_replies_are_counted_and_events_say_which_blocks_are_there(graph: Graph) -> None:
+    graph.sessions.warm(ROBOT, 10.0)  # as an agent does before its first task
     cached = graph.say('one two three') + graph.say('one two three four')
     assert cached > 0
     until(lambda: usage_of(graph.cache.stats(), ROBOT)[1:] == (9, cached), 'both turns counted')
