@@ -142,8 +142,8 @@ def test_the_server_that_is_back_is_mirrored_anew_and_warmed_before_the_robots_t
     assert (device(graph).num_blocks, session_of(graph).num_blocks, mirror_findings(graph)) == (0, 0, [])
     asked = {'session': session_of(graph).session, 'policy': PrefetchPolicy.WAIT_COMPLETE.value, 'timeout_s': 60.0}
     warmed = graph.call(PrefetchPrefix, '/prefetch_prefix', wait_s=2 * 70.0, **asked)
-    assert warmed.is_complete
-    poll(lambda: session_of(graph).num_blocks == warmed.num_blocks > 20, SOON_S, 'the warmed blocks in the mirror')
+    assert (warmed.is_complete, warmed.num_blocks > 20) == (True, True)
+    poll(lambda: session_of(graph).num_blocks == warmed.num_blocks, SOON_S, 'the warmed blocks in the mirror')
     usage = do(graph, TO_BEDROOM)[0]
     assert usage.cached_tokens > 0.5 * usage.prompt_tokens
 
