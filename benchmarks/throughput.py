@@ -6,10 +6,10 @@ first token behind a prompt of 4,096 tokens, with and without chunks.
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,9 +21,10 @@ from matplotlib.axes import Axes
 import torch
 import transformers
 
-from benchmarks._reporting import Row, print_json, print_table, save_plot
+from benchmarks._reporting import Row, print_json, print_table, run_phases, save_plot
 from benchmarks._robots import (
     BackendEngine,
+    Engine,
     Load,
     Played,
     TransformersEngine,
@@ -32,7 +33,9 @@ from benchmarks._robots import (
     play_together,
     reachable_hit_rate,
 )
-from benchmarks._sglang import SCRIPT
+from benchmarks._sglang import SCRIPT, NoSglangError
+from benchmarks._sglang_server import SglangServer, running
+from benchmarks._ttft_peers import cpu_clock
 from kv_agent_ros.config import CACHE_DIR, expand
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import KvAgentError
@@ -53,11 +56,13 @@ from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {'wall': time.monotonic, 'cpu': time.process_time}
-PEERS = ('transformers', 'sglang')
+PEERS = ('sglang', 'transformers')
 BLOCK_TOKENS = 16
 DRAM_BYTES = 512 << 20
 TIMEOUT_S = 900.0
 UNCHUNKED = 1 << 20
+GOALS = {'transformers': 2.5}  # times the peer's tokens per second; of others, as many
+Play = Callable[[Engine, Load], Played]
 WARM_UP = Load(num_robots=2, num_turns=1, new_tokens=2, head_sentences=2, kind='Warm-up')
 
 
@@ -77,59 +82,72 @@ def local_engine(
             yield backend, manager
 
 
-@contextmanager
-def sglang_url() -> Iterator[str]:
-    """A real SGLang server on this machine, started and ended by its script."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = str(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory(prefix='kv_agent_ros-throughput-') as state_dir:
-        place = ('--port', port, '--state-dir', state_dir)
-        started = subprocess.run([SCRIPT, 'start', *place], stdout=subprocess.PIPE, text=True, check=True)
-        try:
-            yield started.stdout.split()[-1]
-        finally:
-            subprocess.run([SCRIPT, 'stop', *place], stdout=sys.stderr.fileno(), check=True)
+def play_local(model: LocalModel, load: Load, batching: Batching, play: Play) -> Played:
+    """The load on the local engine."""
+    with local_engine(model, batching) as (backend, _):
+        play(BackendEngine(backend, model), WARM_UP)
+        return play(BackendEngine(backend, model), load)
 
 
-def play_sglang(model: LocalModel, load: Load) -> list[Played]:
-    """One round of turns on SGLang; none where its environment is not set up or the server does not start."""
+def play_transformers(model: LocalModel, directory: Path, load: Load) -> Played:
+    """The load on transformers, one request at a time."""
+    network = load_network(directory)
+    play_in_turn(TransformersEngine(network, model), WARM_UP)
+    return play_in_turn(TransformersEngine(network, model), load)
+
+
+def play_sglang(model: LocalModel, load: Load) -> Played:
+    """The load on a real SGLang server, all robots at once. Raises NoSglangError."""
     if subprocess.run([SCRIPT, 'env'], capture_output=True).returncode:
-        print('SGLang is not set up (scripts/sglang setup): left out', file=sys.stderr, flush=True)
-        return []
-    try:
-        with sglang_url() as url:
-            settings = HttpSettings(base_url=url, model='', engine='sglang')
-            with closing(connect_sglang(settings, cache_salt='home', deadline=Deadline(60))) as backend:
-                engine = BackendEngine(backend, model)
-                play_together(engine, WARM_UP)
-                return [play_together(engine, load)]
-    except (subprocess.CalledProcessError, KvAgentError) as error:
-        print(f'SGLang is left out: {error}', file=sys.stderr, flush=True)
-        return []
+        raise NoSglangError('not set up: scripts/sglang setup')
+    with tempfile.TemporaryDirectory(prefix='kv_agent_ros-throughput-') as state_dir, ExitStack() as stack:
+        server = stack.enter_context(running(SglangServer(Path(state_dir), (), (), {})))
+        cpu_s = cpu_clock(server.pid)
+        settings = HttpSettings(base_url=server.url, model='', engine='sglang')
+        backend = stack.enter_context(closing(connect_sglang(settings, cache_salt='home', deadline=Deadline(60))))
+        engine = BackendEngine(backend, model)
+        play_together(engine, WARM_UP)
+        begun_s = cpu_s()
+        played = play_together(engine, load)
+        return replace(played, cpu_s=cpu_s() - begun_s)
 
 
-def play_all(model: LocalModel, directory: Path, load: Load, peers: list[str]) -> dict[str, Played]:
-    """The same load on every engine."""
-    played = {}
-    print('local engine, batched ', end='', file=sys.stderr, flush=True)
-    with local_engine(model, DEFAULT_BATCHING) as (backend, _):
-        play_together(BackendEngine(backend, model), WARM_UP)
-        played['batched'] = play_together(BackendEngine(backend, model), load)
-    print('local engine, one at a time ', end='', file=sys.stderr, flush=True)
-    with local_engine(model, Batching(max_batch=1)) as (backend, _):
-        play_in_turn(BackendEngine(backend, model), WARM_UP)
-        played['sequential'] = play_in_turn(BackendEngine(backend, model), load)
-    if 'transformers' in peers:
-        print('transformers, one at a time ', end='', file=sys.stderr, flush=True)
-        network = load_network(directory)
-        play_in_turn(TransformersEngine(network, model), WARM_UP)
-        played['transformers'] = play_in_turn(TransformersEngine(network, model), load)
-    if 'sglang' in peers:
-        print('SGLang ', end='', file=sys.stderr, flush=True)
-        for found in play_sglang(model, load):
-            played['SGLang'] = found
-    return played
+class Bench:
+    """The same load on one engine after the other; rows come with each."""
+
+    def __init__(self, model: LocalModel, load: Load) -> None:
+        self._model = model
+        self._load = load
+        self.played: dict[str, Played] = {}
+        self.left_out: dict[str, str] = {}
+
+    def ours(self) -> list[Row]:
+        """The local engine, all robots at once."""
+        self._play('batched', lambda: play_local(self._model, self._load, DEFAULT_BATCHING, play_together))
+        return []
+
+    def in_turn(self) -> list[Row]:
+        """The local engine, one request at a time."""
+        one = Batching(max_batch=1)
+        return self._play('sequential', lambda: play_local(self._model, self._load, one, play_in_turn))
+
+    def transformers(self, directory: Path) -> list[Row]:
+        """transformers, one request at a time."""
+        return self._play('transformers', lambda: play_transformers(self._model, directory, self._load))
+
+    def sglang(self) -> list[Row]:
+        """SGLang, where it is set up."""
+        try:
+            return self._play('SGLang', lambda: play_sglang(self._model, self._load))
+        except (NoSglangError, KvAgentError) as error:
+            print(f'SGLang is left out: {error}', file=sys.stderr, flush=True)
+            self.left_out['SGLang'] = str(error)
+            return []
+
+    def _play(self, name: str, play: Callable[[], Played]) -> list[Row]:
+        print(f'{name} ', end='', file=sys.stderr, flush=True)
+        self.played[name] = play()
+        return [] if name == 'batched' else throughput_rows(self.played['batched'], name, self.played[name])
 
 
 def urgent_ttft_s(model: LocalModel, chunk_tokens: int, num_tokens: int, clock: Clock) -> float:
@@ -156,27 +174,20 @@ def _request(robot: str, message: Message, priority: int) -> GenerationRequest:
     return GenerationRequest(session=session, messages=(message,), max_new_tokens=1, priority=priority)
 
 
-def throughput_rows(played: dict[str, Played]) -> list[Row]:
-    """Tokens per second against every peer, the time of the whole, and what was reused."""
-    ours = played['batched']
+def throughput_rows(ours: Played, name: str, peer: Played) -> list[Row]:
+    """Tokens per second against a peer, the time of the whole, and what was reused; limits are goals."""
     num_turns = len(ours.answers)
-    rows = []
-    for name, peer in played.items():
-        if name == 'batched':
-            continue
-        same = sum(a.token_ids == b.token_ids for a, b in zip(ours.answers, peer.answers, strict=True)) / num_turns
-        rows += [
-            row('tokens_per_s', ours.tokens_per_s, peer.tokens_per_s, name, unit='tokens/s', n=num_turns),
-            replace(
-                row('total', ours.wall_s, peer.wall_s, name, unit='s', n=num_turns), ratio=peer.wall_s / ours.wall_s
-            ),
-            row('hit_rate', ours.hit_rate, peer.hit_rate, name, reachable_hit_rate(ours.answers), n=num_turns),
-            row('same_answers', same, 1.0, name, 1.0, n=num_turns),
-        ]
-        if name != 'SGLang':  # its CPU time is another process's
-            cpu = ours.tokens_per_cpu_s, peer.tokens_per_cpu_s
-            rows.append(row('tokens_per_cpu_s', *cpu, name, unit='tokens/s', n=num_turns))
-    return rows
+    goal = GOALS.get(name, 1.0)
+    same = sum(a.token_ids == b.token_ids for a, b in zip(ours.answers, peer.answers, strict=True)) / num_turns
+    speeds, cpu_speeds = (ours.tokens_per_s, peer.tokens_per_s), (ours.tokens_per_cpu_s, peer.tokens_per_cpu_s)
+    total = row('total', ours.wall_s, peer.wall_s, name, unit='s', n=num_turns)
+    return [
+        row('tokens_per_s', *speeds, name, goal * peer.tokens_per_s, unit='tokens/s', n=num_turns),
+        row('tokens_per_cpu_s', *cpu_speeds, name, goal * peer.tokens_per_cpu_s, unit='tokens/s', n=num_turns),
+        replace(total, ratio=peer.wall_s / ours.wall_s),
+        row('hit_rate', ours.hit_rate, peer.hit_rate, name, reachable_hit_rate(ours.answers), n=num_turns),
+        row('same_answers', same, 1.0, name, 1.0, n=num_turns),
+    ]
 
 
 def row(
@@ -187,7 +198,7 @@ def row(
     return Row(name=name, ours=ours, peer=peer, peer_name=peer_name, limit=limit, ratio=ratio, unit=unit, n=n)
 
 
-def urgent_row(model: LocalModel, num_tokens: int, num_repeats: int, clock: Clock) -> Row:
+def urgent_rows(model: LocalModel, num_tokens: int, num_repeats: int, clock: Clock) -> list[Row]:
     """An urgent request's first token behind a long prompt, in chunks and in one piece."""
     ours, peer = [], []
     for number in range(num_repeats):
@@ -195,7 +206,7 @@ def urgent_row(model: LocalModel, num_tokens: int, num_repeats: int, clock: Cloc
         ours.append(urgent_ttft_s(model, DEFAULT_BATCHING.chunk_tokens, num_tokens, clock))
         peer.append(urgent_ttft_s(model, UNCHUNKED, num_tokens, clock))
     medians = statistics.median(ours), statistics.median(peer)
-    return Row(
+    found = Row(
         name=f'urgent_ttft_behind_{num_tokens}',
         ours=medians[0],
         peer=medians[1],
@@ -205,6 +216,7 @@ def urgent_row(model: LocalModel, num_tokens: int, num_repeats: int, clock: Cloc
         unit='s',
         n=num_repeats,
     )
+    return [found]
 
 
 def draw(axes: Axes, played: dict[str, Played]) -> None:
@@ -239,9 +251,13 @@ def main() -> None:
         new_tokens=arguments.new_tokens,
         head_sentences=arguments.head_sentences,
     )
-    played = play_all(model, directory, load, arguments.peers)
-    rows = throughput_rows(played)
-    rows.append(urgent_row(model, arguments.long_tokens, arguments.n, CLOCKS[arguments.clock]))
+    bench = Bench(model, load)
+    peers: dict[str, Callable[[], list[Row]]] = {
+        'sglang': bench.sglang,
+        'transformers': partial(bench.transformers, directory),
+    }
+    urgent = partial(urgent_rows, model, arguments.long_tokens, arguments.n, CLOCKS[arguments.clock])
+    rows = run_phases([bench.ours, urgent, *(peers[name] for name in arguments.peers), bench.in_turn])
     facts = {
         'model': 'SmolLM2-135M-Instruct',
         'torch': torch.__version__,
@@ -249,12 +265,13 @@ def main() -> None:
         'torch_threads': arguments.threads,
         'clock': arguments.clock,
         'load': asdict(load),
+        'left_out': bench.left_out,
     }
     if arguments.json:
         print_json(rows, facts)
         return
     print_table(f'{load.num_robots} robots × {load.num_turns} turns, {facts["model"]}', rows)
-    print(save_plot('throughput', lambda axes: draw(axes, played)))
+    print(save_plot('throughput', lambda axes: draw(axes, bench.played)))
 
 
 if __name__ == '__main__':
