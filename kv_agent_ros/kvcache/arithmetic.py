@@ -17,13 +17,14 @@ from kv_agent_ros.kvcache.rotation import LEVEL_STEP, Floats, codebook, hadamard
 LARGEST_HALF = np.float32(65504)
 
 Halves = npt.NDArray[np.float16]
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Norms:
-    """A number for every vector: table[code] times the row's largest."""
+class Scales:
+    """A number for every token or channel of a row: table[code] times the row's largest."""
 
-    packed: Codes  # (rows, packed_size(tokens, bits))
+    packed: Codes  # (rows, packed_size(n, bits))
     bits: int
     table: Floats  # (2**bits,)
     largest: Wide  # (rows,)
@@ -34,7 +35,7 @@ class Lines:
     """Where vectors go: each one into a line of some memory, an engine's for example."""
 
     memory: Floats | Halves  # (lines, channels), C-contiguous
-    places: npt.NDArray[np.int64]  # (vectors,), the line of each one
+    places: Places  # (vectors,), the line of each one
 
     @classmethod
     def of(cls, out: Floats | Halves) -> 'Lines':
@@ -61,13 +62,15 @@ class Arithmetic(Protocol):
         """`rotation.hadamard` of vectors * signs."""
         ...
 
-    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
+    def scales(self, packed: Scales, num: int) -> Floats:
+        """(rows, num) numbers."""
+        ...
+
+    def look_up(self, packed: Codes, bits: int, norms: Scales, signs: Floats, centre: Floats, out: Lines) -> None:
         """out = hadamard(levels) * norms * signs + centre; `signs` is (channels,), `centre` (rows, channels)."""
         ...
 
-    def scale(
-        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
-    ) -> None:
+    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
         """out = codes * step + low, which are one for each group of `groups` tokens by channels."""
         ...
 
@@ -90,21 +93,21 @@ class NumpyArithmetic:
     def turn(self, vectors: Floats, signs: Floats) -> Floats:
         return hadamard(vectors * signs)
 
-    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
+    def scales(self, packed: Scales, num: int) -> Floats:
+        found: Floats = packed.table[unpack(packed.packed, packed.bits, num)] * narrow(packed.largest)[:, None]
+        return found
+
+    def look_up(self, packed: Codes, bits: int, norms: Scales, signs: Floats, centre: Floats, out: Lines) -> None:
         values = hadamard(codebook(bits)[unpack(packed, bits, len(signs))])
-        gain = norms.table[unpack(norms.packed, norms.bits, packed.shape[1])] * narrow(norms.largest)[:, None]
-        values *= gain[..., None]
+        values *= self.scales(norms, packed.shape[1])[..., None]
         values *= signs
         values += centre[:, None]
-        if out.memory.dtype == np.float16:
-            np.clip(values, -LARGEST_HALF, LARGEST_HALF, out=values)
-        out.put(values)
+        _put(values, out)
 
-    def scale(
-        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
-    ) -> None:
-        tokens, channels = (np.arange(n) // group for n, group in zip(out.shape[1:], groups, strict=True))
-        values = unpack(packed, bits, out.shape[-1]) * step[:, tokens[:, None], channels]
+    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
+        shape = packed.shape[1], out.memory.shape[1]
+        tokens, channels = (np.arange(n) // group for n, group in zip(shape, groups, strict=True))
+        values = unpack(packed, bits, shape[1]) * step[:, tokens[:, None], channels]
         values += low[:, tokens[:, None], channels]
         _put(values, out)
 
@@ -133,24 +136,22 @@ class CompiledArithmetic:
         self._loops.turn(_flat(vectors), signs, rotation_width(vectors.shape[-1]), _flat(turned))
         return turned
 
-    def look_up(self, packed: Codes, bits: int, norms: Norms, signs: Floats, centre: Floats, out: Lines) -> None:
+    def scales(self, packed: Scales, num: int) -> Floats:
+        found = np.empty((len(packed.largest), num), np.float32)
+        self._loops.scales(packed.packed, packed.bits, packed.table, packed.largest, found)
+        return found
+
+    def look_up(self, packed: Codes, bits: int, norms: Scales, signs: Floats, centre: Floats, out: Lines) -> None:
         codes, levels, width = _flat(packed), _wide_levels(bits), rotation_width(len(signs))
         scales = (norms.packed, norms.bits, norms.table, norms.largest)
 
-        def write(places: npt.NDArray[np.int64], memory: npt.NDArray[Any]) -> None:
-            self._loops.look_up(codes, levels, width, *scales, signs, centre, places, memory)
+        self._write(
+            out, lambda places, to: self._loops.look_up(codes, levels, width, *scales, signs, centre, places, to)
+        )
 
-        if out.memory.dtype == np.float16 and not self._loops.CAN_HALVE:
-            halves = np.empty((len(out.places), len(signs)), np.float16)
-            self._write(halves, lambda to: write(_in_order(len(to)), to))
-            out.put(halves)
-        else:
-            self._write(out.memory, lambda to: write(out.places, to))
-
-    def scale(
-        self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Floats | Halves
-    ) -> None:
-        self._write(out, lambda to: self._loops.scale(packed, _wide_codes(bits), low, step, *groups, to))
+    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
+        wide_codes = _wide_codes(bits)
+        self._write(out, lambda places, to: self._loops.scale(packed, wide_codes, low, step, *groups, places, to))
 
     def halve(self, values: Floats, out: Halves) -> None:
         if self._loops.CAN_HALVE:
@@ -165,16 +166,16 @@ class CompiledArithmetic:
         self._loops.widen(halves.reshape(-1).view(np.uint16), values.reshape(-1))
         return values
 
-    def _write(self, out: Floats | Halves, write: Callable[[npt.NDArray[Any]], None]) -> None:
+    def _write(self, out: Lines, write: Callable[[Places, npt.NDArray[Any]], None]) -> None:
         """Straight into `out`, the bits of float16 as integers, where the processor knows float16."""
-        if out.dtype == np.float32:
-            write(out)
+        if out.memory.dtype == np.float32:
+            write(out.places, out.memory)
         elif self._loops.CAN_HALVE:
-            write(out.view(np.uint16))
+            write(out.places, out.memory.view(np.uint16))
         else:
-            values = np.empty(out.shape, np.float32)
-            write(values)
-            self._numpy.halve(values, out.view(np.float16))
+            values = np.empty((len(out.places), out.memory.shape[1]), np.float32)
+            write(_in_order(len(values)), values)
+            _put(values, out)
 
 
 def compiled_arithmetic() -> CompiledArithmetic:
@@ -201,15 +202,16 @@ def warm_up() -> None:
     """
     arithmetic, vectors = best_arithmetic(), np.ones((1, 1, 8), np.float32)
     signs = vectors[0, 0]
-    norms = Norms(packed=np.zeros((1, 1), np.uint8), bits=8, table=signs, largest=np.zeros(1, np.uint16))
+    norms = Scales(packed=np.zeros((1, 1), np.uint8), bits=8, table=signs, largest=np.zeros(1, np.uint16))
     arithmetic.turn(vectors, signs)
+    arithmetic.scales(norms, 1)
     halves = np.zeros(vectors.shape, np.float16)
     arithmetic.widen(halves)
     arithmetic.halve(vectors, halves)
     for bits in (2, 4, 8):
         packed = np.zeros((1, 1, packed_size(8, bits)), np.uint8)
         for out in (vectors, halves):
-            arithmetic.scale(packed, bits, vectors, vectors, (1, 1), out)
+            arithmetic.scale(packed, bits, vectors, vectors, (1, 1), Lines.of(out))
             if bits < 8:
                 arithmetic.choose(vectors, vectors[..., 0], bits)
                 arithmetic.look_up(packed, bits, norms, signs, vectors[0], Lines.of(out))
@@ -248,7 +250,7 @@ def _wide(rows: Floats) -> npt.NDArray[np.generic]:
 
 
 @cache
-def _in_order(num: int) -> npt.NDArray[np.int64]:
+def _in_order(num: int) -> Places:
     return np.arange(num)
 
 
@@ -256,7 +258,7 @@ def _flat(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return rows.reshape(-1, rows.shape[-1])
 
 
-def _put(values: Floats, out: Floats | Halves) -> None:
-    if out.dtype == np.float16:
+def _put(values: Floats, out: Lines) -> None:
+    if out.memory.dtype == np.float16:
         np.clip(values, -LARGEST_HALF, LARGEST_HALF, out=values)
-    out[:] = values
+    out.put(values)

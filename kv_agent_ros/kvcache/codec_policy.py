@@ -8,10 +8,20 @@ from dataclasses import dataclass
 
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import BlockLayout
-from kv_agent_ros.kvcache.codec import MIXED_4, PLAIN_8, ROTATED_2, ROTATED_4, BlockCodec, RawCodec, codec_named
+from kv_agent_ros.kvcache.codec import (
+    CHANNEL_4,
+    MIXED_4,
+    PLAIN_8,
+    ROTATED_2,
+    ROTATED_4,
+    BlockCodec,
+    RawCodec,
+    codec_named,
+)
 
 MIN_SINK_TOKENS = 4  # Xiao et al. 2024: what all later tokens look at when there is nothing to look at
-LONG_BLOCK_TOKENS = 32  # from here on, a step and a least element per channel cost less than they gain
+CHANNEL_BLOCK_TOKENS = 16  # from here on, a middle and a step per channel in 4 bits each cost less than they gain,
+LONG_BLOCK_TOKENS = 32  # and from here on in 8 bits
 
 
 def codec_for(layout: BlockLayout) -> BlockCodec:
@@ -20,9 +30,13 @@ def codec_for(layout: BlockLayout) -> BlockCodec:
         return RawCodec()
     if layout.bits > 4:
         return PLAIN_8
-    if layout.bits > 2:
-        return MIXED_4 if layout.shape[3] >= LONG_BLOCK_TOKENS else ROTATED_4
-    return ROTATED_2
+    return _four_bits(layout.shape[3]) if layout.bits > 2 else ROTATED_2
+
+
+def _four_bits(block_tokens: int) -> BlockCodec:
+    if block_tokens >= LONG_BLOCK_TOKENS:
+        return MIXED_4
+    return CHANNEL_4 if block_tokens >= CHANNEL_BLOCK_TOKENS else ROTATED_4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

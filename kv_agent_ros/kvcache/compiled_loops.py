@@ -122,9 +122,17 @@ def choose(vectors, inverse, code_at, resolution, bits, packed):
 
 
 @_compiled
-def _norm(packed, bits, token, table):
-    first_bit = token * bits
+def _scale(packed, bits, place, table):
+    first_bit = place * bits
     return table[(packed[first_bit >> 3] >> (first_bit & 7)) & ((1 << bits) - 1)]
+
+
+@_compiled
+def scales(packed, bits, table, largest, found):
+    rows, num = found.shape
+    for row in range(rows):
+        for place in range(num):
+            found[row, place] = _scale(packed[row], bits, place, table) * wide_value(largest[row])
 
 
 @_compiled
@@ -145,7 +153,7 @@ def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs,
             wide_tile[i] = wide_levels[source[i]]
         _transform(tile[: num * pitch], width)
         for place in range(num):
-            gain = _norm(norms[row], norm_bits, token, table) * wide_value(largest[row])
+            gain = _scale(norms[row], norm_bits, token, table) * wide_value(largest[row])
             line, middle, values = out[places[first + place]], centre[row], tile[place * pitch :]
             for i in range(length):
                 line[i] = _stored(values[i] * gain * signs[i] + middle[i], line)
@@ -155,23 +163,27 @@ def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs,
 
 
 @_compiled
-def scale(packed, wide_codes, low, step, token_group, channel_group, out):
-    rows, tokens, length = out.shape
-    size, num_parts = packed.shape[2], low.shape[2]
+def scale(packed, wide_codes, low, step, token_group, channel_group, places, out):
+    rows, tokens, size = packed.shape
+    length, num_parts = out.shape[1], low.shape[2]
     abreast = max(1, TILE_ELEMENTS // length)
     wide_tile = _tile(wide_codes, abreast * size)
     tile = wide_tile.view(np.float32)
     pitch = len(tile) // abreast
     for row in range(rows):
         codes = packed[row].reshape(tokens * size)
+        group = left = 0
         for first in range(0, tokens, abreast):
             end = min(first + abreast, tokens)
             source = codes[first * size : end * size]
             for i in range(len(source)):
                 wide_tile[i] = wide_codes[source[i]]
             for token in range(first, end):
-                lows, steps = low[row, token // token_group], step[row, token // token_group]
-                line, values = out[row, token], tile[(token - first) * pitch :]
+                if left == 0:
+                    group, left = token // token_group, token_group
+                left -= 1
+                lows, steps = low[row, group], step[row, group]
+                line, values = out[places[row * tokens + token]], tile[(token - first) * pitch :]
                 if channel_group == 1:
                     for i in range(length):
                         line[i] = _stored(values[i] * steps[i] + lows[i], line)

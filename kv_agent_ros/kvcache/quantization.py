@@ -8,7 +8,7 @@ Liu et al. 2024 (KIVI), Zandieh et al. 2025 (TurboQuant).
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 import math
 from typing import Protocol
 
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, Norms, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, Scales, best_arithmetic
+from kv_agent_ros.kvcache.log_scales import inverse, nearest_codes, scale_table, scales_of
 from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
 from kv_agent_ros.kvcache.storage.base import ByteArray
@@ -25,8 +26,6 @@ Shape = tuple[int, int, int]  # (rows, tokens, channels)
 Vectors = npt.NDArray[np.floating]
 
 LARGEST = 1e15  # the squares of larger numbers, summed, leave the range of float32
-SMALLEST = 1e-30  # steps and norms below count as none: their inverses leave it too
-STEPS_PER_OCTAVE = {4: 4, 8: 16}  # of a norm, by its bits
 
 
 class Quantizer(Protocol):
@@ -74,7 +73,7 @@ class PlainQuantizer:
         return sum(self._sizes(shape))
 
     def encode(self, vectors: Vectors) -> ByteArray:
-        vectors = _finite(vectors, self.arithmetic())
+        vectors = finite(vectors, self.arithmetic())
         axis = self.axis.value
         starts = np.arange(0, vectors.shape[axis], self.group)
         low, high = np.minimum.reduceat(vectors, starts, axis), np.maximum.reduceat(vectors, starts, axis)
@@ -90,23 +89,22 @@ class PlainQuantizer:
         return joined(above_base, low_range, step_range, low_codes, step_codes, pack(codes, self.bits))
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        sections = split(stored, self._sizes(_shape(out)))
-        above_base, low_range, step_range = (section.view(np.uint16) for section in sections[:3])
-        low_codes, step_codes = (section.reshape(self._metadata_shape(_shape(out))) for section in sections[3:5])
-        low = _part(low_codes, low_range) - narrow(above_base)[:, None, None]
-        groups = (self.group, 1) if self.axis is Axis.TOKENS else (1, self.group)
-        packed = sections[5].reshape(*out.shape[:2], -1)
-        self.arithmetic().scale(packed, self.bits, low, _part(step_codes, step_range), groups, out)
+        self.decode_all(stored[None], shape_of(out), Lines.of(out))
 
     def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
-        vectors = np.empty((len(stored), *shape), out.memory.dtype)
-        for block, target in zip(stored, vectors, strict=True):
-            self.decode(block, target)
-        out.put(vectors)
+        rows, tokens, channels = len(stored) * shape[0], *shape[1:]
+        sections = split(stored, self._sizes(shape))
+        above_base, low_range, step_range = (section.reshape(-1).view(np.uint16) for section in sections[:3])
+        metadata_shape = self._metadata_shape((rows, tokens, channels))
+        low_codes, step_codes = (section.reshape(metadata_shape) for section in sections[3:5])
+        low = _part(low_codes, low_range) - narrow(above_base)[:, None, None]
+        groups = (self.group, 1) if self.axis is Axis.TOKENS else (1, self.group)
+        packed = sections[5].reshape(rows, tokens, -1)
+        self.arithmetic().scale(packed, self.bits, low, _part(step_codes, step_range), groups, out)
 
     def _codes(self, vectors: Floats, low: Floats, step: Floats) -> Codes:
         places, axis = np.arange(vectors.shape[self.axis.value]) // self.group, self.axis.value
-        steps = (vectors - low.take(places, axis)) * _inverse(step).take(places, axis)
+        steps = (vectors - low.take(places, axis)) * inverse(step).take(places, axis)
         codes: Codes = np.clip(np.rint(steps), 0, (1 << self.bits) - 1).astype(np.uint8)
         return codes
 
@@ -135,18 +133,18 @@ class RotatedQuantizer:
         return sum(self._sizes(shape))
 
     def encode(self, vectors: Vectors) -> ByteArray:
-        vectors = _finite(vectors, self.arithmetic())
+        vectors = finite(vectors, self.arithmetic())
         channels = vectors.shape[2]
         turned = self.arithmetic().turn(vectors, signs(channels))
         norms = np.sqrt(np.einsum('rtc,rtc->rt', turned, turned) / np.float32(channels)) * _unit(channels)
         reference = wide_above(norms.max(1))
-        norm_codes = _norm_codes(norms, reference, self.norm_bits)
-        inverse = _inverse(_norms(norm_codes, reference, self.norm_bits)) * _unit(channels)
-        codes = self.arithmetic().choose(turned, inverse, self.bits)
+        norm_codes = nearest_codes(norms, reference, self.norm_bits)
+        factors = inverse(scales_of(norm_codes, reference, self.norm_bits)) * _unit(channels)
+        codes = self.arithmetic().choose(turned, factors, self.bits)
         return joined(reference, pack(norm_codes, self.norm_bits), codes)
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        self.decode_all(stored[None], _shape(out), Lines.of(out))
+        self.decode_all(stored[None], shape_of(out), Lines.of(out))
 
     def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
         self.decode_around(np.zeros((len(stored) * shape[0], shape[2]), np.float32), stored, shape, out)
@@ -155,7 +153,7 @@ class RotatedQuantizer:
         """As `decode_all`, with `centre` (blocks * rows, channels) added to every token."""
         rows, tokens, channels = len(stored) * shape[0], *shape[1:]
         reference, packed_norms, packed = split(stored, self._sizes(shape))
-        norms = Norms(
+        norms = Scales(
             packed=packed_norms.reshape(rows, -1),
             bits=self.norm_bits,
             table=_unit_norm_table(self.norm_bits, channels),
@@ -164,8 +162,7 @@ class RotatedQuantizer:
         self.arithmetic().look_up(packed.reshape(rows, tokens, -1), self.bits, norms, signs(channels), centre, out)
 
     def _sizes(self, shape: Shape) -> list[int]:
-        rows, tokens, channels = shape
-        return [2 * rows, rows * packed_size(tokens, self.norm_bits), rows * tokens * packed_size(channels, self.bits)]
+        return _rotated_sizes(shape, self.bits, self.norm_bits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,12 +179,12 @@ class CentredQuantizer:
         return sum(self._sizes(shape))
 
     def encode(self, vectors: Vectors) -> ByteArray:
-        vectors = _finite(vectors, self.rest.arithmetic())
+        vectors = finite(vectors, self.rest.arithmetic())
         mean = self.mean.encode(vectors.mean(1)[None])
-        return joined(mean, self.rest.encode(vectors - self._centre(mean[None], _shape(vectors))[:, None]))
+        return joined(mean, self.rest.encode(vectors - self._centre(mean[None], shape_of(vectors))[:, None]))
 
     def decode(self, stored: ByteArray, out: Floats | Halves) -> None:
-        self.decode_all(stored[None], _shape(out), Lines.of(out))
+        self.decode_all(stored[None], shape_of(out), Lines.of(out))
 
     def decode_all(self, stored: ByteArray, shape: Shape, out: Lines) -> None:
         mean, rest = split(stored, self._sizes(shape))
@@ -204,7 +201,7 @@ class CentredQuantizer:
         return [self.mean.num_bytes((1, rows, channels)), self.rest.num_bytes(shape)]
 
 
-def _finite(vectors: Vectors, arithmetic: Arithmetic) -> Floats:
+def finite(vectors: Vectors, arithmetic: Arithmetic) -> Floats:
     """As float32. Raises StoreError for NaN, infinities and numbers beyond 1e15: no scale can hold them."""
     is_half = vectors.dtype == np.float16 and vectors.flags.c_contiguous and vectors.flags.aligned
     floats = arithmetic.widen(vectors.view(np.float16)) if is_half else vectors.astype(np.float32, copy=False)
@@ -214,7 +211,7 @@ def _finite(vectors: Vectors, arithmetic: Arithmetic) -> Floats:
     return floats
 
 
-def _shape(vectors: Floats | Halves) -> Shape:
+def shape_of(vectors: Floats | Halves) -> Shape:
     rows, tokens, channels = vectors.shape
     return rows, tokens, channels
 
@@ -224,14 +221,9 @@ def _unit(channels: int) -> np.float32:
     return np.float32(rotation_width(channels) ** -0.5)
 
 
-def _inverse(scale: Floats) -> Floats:
-    """1 / scale, and 0 for the step of a constant group or the norm of a zero vector."""
-    return np.divide(1, scale, out=np.zeros_like(scale), where=scale > SMALLEST)
-
-
 def _share(values: Floats, largest: Wide) -> Floats:
     """Values of each row as parts of 255 of its largest."""
-    shares: Floats = values * _inverse(narrow(largest) / np.float32(255))[:, None, None]
+    shares: Floats = values * inverse(narrow(largest) / np.float32(255))[:, None, None]
     return np.minimum(shares, np.float32(255), out=shares)
 
 
@@ -240,27 +232,13 @@ def _part(codes: Codes, largest: Wide) -> Floats:
     return values
 
 
-@cache
-def _norm_table(bits: int) -> Floats:
-    """(2**bits,) norms as shares of the largest; code 0 is no vector at all."""
-    top = (1 << bits) - 1
-    return np.array([0.0, *(2.0 ** ((code - top) / STEPS_PER_OCTAVE[bits]) for code in range(1, top + 1))], np.float32)
+@lru_cache
+def _rotated_sizes(shape: Shape, bits: int, norm_bits: int) -> list[int]:
+    rows, tokens, channels = shape
+    return [2 * rows, rows * packed_size(tokens, norm_bits), rows * tokens * packed_size(channels, bits)]
 
 
 @cache
 def _unit_norm_table(bits: int, channels: int) -> Floats:
     """The same, with what makes the transform a rotation."""
-    return _norm_table(bits) * _unit(channels)
-
-
-def _norm_codes(norms: Floats, reference: Wide, bits: int) -> Codes:
-    """The nearest entry of the table for each of (rows, tokens) norms."""
-    table = _norm_table(bits)
-    shares = norms * _inverse(narrow(reference))[:, None]
-    codes: Codes = np.searchsorted((table[:-1] + table[1:]) / 2, shares).astype(np.uint8)
-    return codes
-
-
-def _norms(codes: Codes, reference: Wide, bits: int) -> Floats:
-    norms: Floats = _norm_table(bits)[codes] * narrow(reference)[:, None]
-    return norms
+    return scale_table(bits) * _unit(channels)
