@@ -1,13 +1,15 @@
 """The contract of engines and their faults, counted: every case over every engine here, and what a flood leaves.
 
-The cases are the tests of test/inference; --real adds those against the SGLang and vLLM servers whose environments are
-set up. The flood asks a server on loopback, and the local engine with a tiny random model.
+The cases are the tests of test/inference; --real adds those against real SGLang and vLLM servers, where their
+environments are set up, which takes minutes each. The flood asks a server on loopback, and the local engine with a tiny
+random model. What is measured when the run is interrupted is printed.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 import random
 import re
@@ -20,7 +22,7 @@ from matplotlib.axes import Axes
 import pytest
 
 from benchmarks._flood import Residue, flood, settled
-from benchmarks._reporting import Row, print_json, print_table, save_plot
+from benchmarks._reporting import Row, print_json, print_table, run_phases, save_plot
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.inference.base import InferenceBackend
 from kv_agent_ros.inference.local import LocalBackend
@@ -39,13 +41,24 @@ from kv_agent_ros.kvcache.storage.host import HostStore, SharedArena
 from kv_agent_ros.kvcache.storage.segment import SegmentMap
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ('test_backend_contract.py', 'test_edge_cloud.py', 'test_sglang.py', 'test_vllm.py', 'test_openai_http.py')
+SUITES = (
+    'test_backend_contract.py',
+    'test_edge_cloud.py',
+    'test_sglang.py',
+    'test_vllm.py',
+    'test_openai_http.py',
+    'test_kv_events.py',
+    'test_engine_mirror.py',
+    'test_local_storm.py',
+)
+REAL = ('sglang', 'vllm')
 NUM_ROBOTS = 8
 ALLOWED_GROWTH_BYTES = 32 << 20
 BLOCKS = 16
 
-OpenEngine = Callable[[ExitStack], tuple[InferenceBackend, Callable[[], int]]]
-"""Makes a backend, and a count of what is still held by requests: connections at work, or leases."""
+CountHeld = Callable[[], dict[str, int]]
+OpenEngine = Callable[[ExitStack], tuple[InferenceBackend, CountHeld]]
+"""Makes a backend, and counts what should be nothing when no request is at work."""
 
 
 class Tally:
@@ -80,32 +93,33 @@ def run_cases(paths: list[str], marker: str, matching: str) -> list[Row]:
     return tally.rows()
 
 
-def real_suites() -> Iterator[tuple[str, str]]:
-    """Marker and folder of those servers whose environment is there."""
-    for name in ('sglang', 'vllm'):
-        if subprocess.run([ROOT / 'scripts' / name, 'env'], capture_output=True).returncode == 0:
-            yield name, str(ROOT / 'test' / name)
-        else:
-            print(f'{name}: no environment, run scripts/{name} setup', file=sys.stderr)
+def missing(name: str, asked: list[str]) -> str:
+    """Why a real server is left out; nothing when it is there."""
+    if name not in asked:
+        return f'not asked for: --real {name}'
+    is_there = subprocess.run([ROOT / 'scripts' / name, 'env'], capture_output=True).returncode == 0
+    return '' if is_there else f'not set up: scripts/{name} setup'
 
 
-def open_sglang(stack: ExitStack) -> tuple[InferenceBackend, Callable[[], int]]:
+def open_sglang(stack: ExitStack) -> tuple[InferenceBackend, CountHeld]:
     """SGLang's dialect against a loopback server."""
     engine = LoopbackEngine()
     url = stack.enter_context(serving(engine)).base_url
     settings = HttpSettings(base_url=url, model='m', engine='sglang')
-    return connect_sglang(settings, cache_salt='home', deadline=Deadline(30.0)), lambda: engine.num_open
+    return connect_sglang(settings, cache_salt='home', deadline=Deadline(30.0)), lambda: {
+        'connections': engine.num_open
+    }
 
 
-def open_vllm(stack: ExitStack) -> tuple[InferenceBackend, Callable[[], int]]:
+def open_vllm(stack: ExitStack) -> tuple[InferenceBackend, CountHeld]:
     """vLLM's dialect against a loopback server."""
     engine = LoopbackEngine()
     url = stack.enter_context(serving(engine)).base_url
     settings = HttpSettings(base_url=url, model='bundled', engine='vllm')
-    return connect_vllm(settings, cache_salt='home', deadline=Deadline(30.0)), lambda: engine.num_open
+    return connect_vllm(settings, cache_salt='home', deadline=Deadline(30.0)), lambda: {'connections': engine.num_open}
 
 
-def open_local(stack: ExitStack) -> tuple[InferenceBackend, Callable[[], int]]:
+def open_local(stack: ExitStack) -> tuple[InferenceBackend, CountHeld]:
     """The local engine, with a tiny random model over a real cache."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='kv_agent_ros-backends-')))
     model = load_local_model(str(write_tiny_llama(folder / 'tiny', 7, TinyShape())), folder)
@@ -113,22 +127,29 @@ def open_local(stack: ExitStack) -> tuple[InferenceBackend, Callable[[], int]]:
     dram = DramTier(store=HostStore(SharedArena.create(64 << 20)), policy=SessionLruPolicy(sessions.is_referenced))
     cache = stack.enter_context(KVCacheManager(dram=dram, sessions=sessions))
     backend = LocalBackend(model=model, cache=cache, segments=SegmentMap(), namespace=model.namespace(BLOCKS))
-    return backend, lambda: cache.stats().num_leases
+    return backend, lambda: held_by(cache)
+
+
+def held_by(cache: KVCacheManager) -> dict[str, int]:
+    """Leases, blocks that a lease locks, and sessions beyond one a robot."""
+    cache.check_integrity()
+    stats = cache.stats()
+    return {'leases': stats.num_leases, 'sessions_too_many': max(0, len(stats.sessions) - NUM_ROBOTS)}
 
 
 @contextmanager
-def opened(open_engine: OpenEngine) -> Iterator[tuple[InferenceBackend, Callable[[], int]]]:
+def opened(open_engine: OpenEngine) -> Iterator[tuple[InferenceBackend, CountHeld]]:
     """The engine, closed at the end."""
     with ExitStack() as stack:
-        backend, num_held = open_engine(stack)
-        yield backend, num_held
+        backend, count_held = open_engine(stack)
+        yield backend, count_held
         backend.close()
 
 
 def flood_rows(name: str, open_engine: OpenEngine, num_requests: int) -> list[Row]:
     """What a flood leaves behind; a first one warms up what a process makes once."""
     chance = random.Random(5)
-    with opened(open_engine) as (backend, num_held):
+    with opened(open_engine) as (backend, count_held):
         flood(backend, max(50, num_requests // 5), NUM_ROBOTS, chance)
         before, asked_before = settled(Residue.now()), backend.stats().num_requests
         begun_s = time.monotonic()
@@ -136,11 +157,11 @@ def flood_rows(name: str, open_engine: OpenEngine, num_requests: int) -> list[Ro
         took_s = time.monotonic() - begun_s
         left = settled(before)
         num_asked = backend.stats().num_requests - asked_before
-        held = num_held()
+        held = count_held()
     print(f'{name}: {num_requests} requests in {took_s:.0f} s, {outcomes}', file=sys.stderr, flush=True)
     grown_bytes = max(0, left.rss_bytes - before.rss_bytes)
     return [
-        leak(f'{name}_held_by_requests', held, num_requests),
+        *(leak(f'{name}_{what}', number, num_requests) for what, number in held.items()),
         leak(f'{name}_threads', left.num_threads - before.num_threads, num_requests),
         leak(f'{name}_open_files', left.num_files - before.num_files, num_requests),
         leak(f'{name}_requests_not_in_the_books', num_requests - num_asked, num_requests),
@@ -176,21 +197,29 @@ def draw(axes: Axes, rows: list[Row]) -> None:
 def main() -> int:
     """Run, then print; exit code 1 when a case failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--requests', type=int, default=300, help='of each flood (300)')
+    parser.add_argument('--requests', type=int, default=2000, help='of each flood (2000)')
     parser.add_argument('--cases', default='', help="only cases that match, as pytest's -k")
-    parser.add_argument('--real', action='store_true', help='also against real SGLang and vLLM servers')
+    parser.add_argument('--real', nargs='+', choices=REAL, default=[], help='also against these real servers')
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
     arguments = parser.parse_args()
-    rows = run_cases([str(ROOT / 'test' / 'inference' / name) for name in SUITES], 'not slow', arguments.cases)
-    for marker, folder in real_suites() if arguments.real else ():
-        rows += run_cases([folder], f'{marker} and not ros', arguments.cases)
+    left_out = {name: reason for name in REAL if (reason := missing(name, arguments.real))}
+    phases = [
+        partial(run_cases, [str(ROOT / 'test' / 'inference' / name) for name in SUITES], 'not slow', arguments.cases)
+    ]
+    phases += [
+        partial(run_cases, [str(ROOT / 'test' / name)], f'{name} and not ros', arguments.cases)
+        for name in REAL
+        if name not in left_out
+    ]
     engines = (('flood_sglang', open_sglang), ('flood_vllm', open_vllm), ('flood_local', open_local))
-    for name, open_engine in engines:
-        rows += flood_rows(name, open_engine, arguments.requests)
+    phases += [partial(flood_rows, name, open_engine, arguments.requests) for name, open_engine in engines]
+    rows = run_phases(phases)
     if arguments.json:
-        print_json(rows, {'requests': arguments.requests})
+        print_json(rows, {'requests': arguments.requests, 'left_out': left_out})
     else:
         print_table('Engines: contract, faults, floods', rows)
+        for name, reason in left_out.items():
+            print(f'{name} is left out: {reason}')
         print(save_plot('backends', lambda axes: draw(axes, rows)))
     failed = [each.name for each in rows if each.ratio < 1]
     return 1 if failed or not rows else 0
