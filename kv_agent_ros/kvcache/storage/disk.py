@@ -21,6 +21,7 @@ from kv_agent_ros.kvcache.storage.block_file import NO_ROOM, file_bytes, opened,
 _log = logging.getLogger(__name__)
 
 _MARKER = 'STORE'  # holds the format, and the lock of the owner
+_MAX_UNWRITTEN_USES = 256
 FORMAT = 3  # of the files
 _FORMAT = b'kv_agent_ros/blocks/%d\n' % FORMAT
 
@@ -36,6 +37,7 @@ class DiskStore:
         self._lock = threading.Lock()
         self._sizes: dict[bytes, int] = {}  # key -> physical bytes
         self._condemned: dict[str, int] = {}  # quarantined, or could not be deleted: not served, still on the disk
+        self._uses_ns: dict[bytes, int] = {}  # that are not on the disk yet: whoever reads does not wait for a write
         self._used_bytes = 0
         self._numbers = itertools.count()
         self._num_errors = self._num_corrupt = 0
@@ -68,6 +70,8 @@ class DiskStore:
         size = self._physical(file_bytes(record))
         while (claim := self._claim_room(size)) is PutResult.FULL and self._reclaim():
             pass
+        if len(self._uses_ns) >= _MAX_UNWRITTEN_USES:
+            self._write_uses()
         return self._write(record, value, size) if claim is PutResult.STORED else claim
 
     def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
@@ -77,8 +81,6 @@ class DiskStore:
         try:
             with opened(path) as descriptor:
                 record = read_block(descriptor, key, out)
-                now_ns = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
-                os.utime(descriptor, ns=(now_ns, now_ns))
         except OSError as error:
             self._note_failure('read', path, error)
             if isinstance(error, FileNotFoundError):
@@ -87,6 +89,8 @@ class DiskStore:
         if record is None:
             self._quarantine(key)
             return None
+        with self._lock:
+            self._uses_ns[key] = time.time_ns()  # the file system's own clock ticks too coarsely to order blocks
         return record if record.length_bytes <= len(out) else None
 
     def delete(self, key: bytes) -> None:
@@ -135,6 +139,7 @@ class DiskStore:
     def close(self) -> None:
         """Let another process have the directory; the blocks stay."""
         if self._marker >= 0:
+            self._write_uses()
             os.close(self._marker)
             self._marker = -1
 
@@ -157,7 +162,16 @@ class DiskStore:
                     self._sizes[bytes.fromhex(stem)] = self._physical(entry.stat().st_size)
         self._used_bytes = sum(self._sizes.values()) + sum(self._condemned.values())
 
+    def _write_uses(self) -> None:
+        """Tell the files when they were read last, for the next process; a process that is killed forgets some."""
+        with self._lock:
+            uses_ns, self._uses_ns = self._uses_ns, {}
+        for key, used_ns in uses_ns.items():
+            with contextlib.suppress(OSError):
+                os.utime(self._path(key), ns=(used_ns, used_ns))
+
     def _keys_by_age(self) -> list[bytes]:
+        self._write_uses()
         ages = []
         with self._lock:
             keys = list(self._sizes)

@@ -135,3 +135,15 @@ def test_evidence_counts_as_used_after_a_reopen_too(tmp_path: Path) -> None:
     assert (again.usage().used_bytes, again.usage().num_blocks) == (8192, 0)
     assert [again.put(*block(number)) for number in (2, 3)] == [PutResult.STORED] * 2
     assert sum(path.stat().st_size for path in tmp_path.glob('*.[kb]*')) <= 2 * 8192
+
+
+def test_what_was_read_last_is_still_the_youngest_after_a_reopen(tmp_path: Path) -> None:
+    store = DiskStore.open(tmp_path, 1 << 20)
+    for number in range(3):
+        store.put(*block(number))
+    written_ns = path_of(tmp_path, 0).stat().st_mtime_ns
+    assert store.get(block(0)[0].key, np.zeros(5000, dtype=np.uint8)) is not None
+    assert path_of(tmp_path, 0).stat().st_mtime_ns == written_ns  # a read waits for no write
+    store.close()
+    again = DiskStore.open(tmp_path, 1 << 20)
+    assert [record.key for record in again.records()] == [block(number)[0].key for number in (1, 2, 0)]
