@@ -9,6 +9,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable
 import contextlib
+from dataclasses import replace
 import os
 from pathlib import Path
 import statistics
@@ -22,7 +23,7 @@ import torch
 
 from benchmarks._reporting import Row, print_json, print_table, save_plot
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
-from kv_agent_ros.kvcache.codec import MIXED_4
+from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, checksum
 from kv_agent_ros.kvcache.storage.device import DeviceStore
 from kv_agent_ros.kvcache.storage.disk import DiskStore
@@ -243,8 +244,9 @@ def measure(directory: Path, num_bytes: int, num_rounds: int, clock: Clock) -> S
 def measure_cold(directory: Path, num_bytes: int, num_rounds: int, clock: Clock) -> Seconds:
     """Wall seconds of loads from the device itself: plain, as it is, and with 4 bits; and from the page cache."""
     blocks, layout = blocks_of(num_bytes)[:NUM_COLD_BLOCKS], layout_of(num_bytes)
-    coded = [MIXED_4.encode(value, layout) for _, value in blocks]
-    records = [record_of(number, stored, MIXED_4.name) for number, stored in enumerate(coded)]
+    codec = codec_for(replace(layout, bits=4))
+    coded = [codec.encode(value, layout) for _, value in blocks]
+    records = [record_of(number, stored, codec.name) for number, stored in enumerate(coded)]
     out, stored = np.zeros(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     found: Seconds = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=directory) as folder, contextlib.ExitStack() as stack:
@@ -260,7 +262,7 @@ def measure_cold(directory: Path, num_bytes: int, num_rounds: int, clock: Clock)
 
         def load_four_bits(number: int) -> None:
             load(four, records[number], stored)
-            MIXED_4.decode(stored[: len(coded[number])], layout, out)
+            codec.decode(stored[: len(coded[number])], layout, out)
 
         reads: dict[str, Act] = {
             'read': lambda number: files.read(number, out),
