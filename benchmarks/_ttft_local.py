@@ -3,7 +3,7 @@
 Every repetition has a text of its own, so nothing is warm by chance.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,13 @@ TIMEOUT_S = 600.0
 DRAM_BYTES = 512 << 20
 DISK_BYTES = 2 << 30
 PLACES = ('kitchen', 'bedroom', 'hallway', 'office', 'balcony', 'garage', 'pantry')
+QUESTIONS = (
+    'What is a robot?',
+    'Tell me how to make tea.',
+    'Write a short story about a cup.',
+    'Why is the sky blue?',
+)
+ANSWER_TOKENS = 40
 THINGS = ('cup', 'plate', 'book', 'bottle', 'towel', 'lamp', 'spoon', 'phone')
 
 
@@ -187,3 +194,38 @@ def logit_difference(model: LocalModel, tokens: TokenArray, num_head: int, dtype
         reuse.store(SESSION, tokens[:num_head], cold)
         num_cached = reuse.fetch(SESSION, tokens, warm)
     return float(np.abs(prefill_logits(model, tokens, warm, num_cached) - expected).max())
+
+
+def pass_times(
+    model: LocalModel, first: Sequence[int], second: Sequence[int], clock: Clock
+) -> tuple[float, float, float]:
+    """Seconds of the bare network: a cold prompt, another with its head, and one token after that."""
+    cold, warm = np.array(first, np.int32), np.array(second, np.int32)
+    num_head = num_head_tokens(len(warm))
+    buffer = KVBuffer(model.llama.config)
+    buffer.ensure(len(cold) + 2 * BLOCK_TOKENS, 0)
+    buffer.values.zero_()
+    times = prefill_s(model, cold, buffer, 0, clock), prefill_s(model, warm, buffer, num_head, clock)
+    begun_s = clock()
+    for position in range(len(warm), len(warm) + BLOCK_TOKENS):
+        model.llama.forward(warm[-1:], buffer, position)
+    return *times, (clock() - begun_s) / BLOCK_TOKENS
+
+
+def agreement(model: LocalModel, reference: LocalModel) -> tuple[float, int]:
+    """How often the model would say next what the reference says, over the reference's own greedy answers."""
+    num_same = num_compared = 0
+    for question in QUESTIONS:
+        tokens = reference.chat.prompt((Message(role=Role.USER, content=question),))
+        buffers = KVBuffer(model.llama.config), KVBuffer(reference.llama.config)
+        start = 0
+        for _ in range(ANSWER_TOKENS):
+            guess, said = (
+                int(each.llama.forward(tokens[start:], buffer, start).argmax())
+                for each, buffer in zip((model, reference), buffers, strict=True)
+            )
+            num_same, num_compared = num_same + (guess == said), num_compared + 1
+            if said in reference.stop_ids:
+                break
+            start, tokens = len(tokens), np.append(tokens, np.int32(said))
+    return num_same / num_compared, num_compared

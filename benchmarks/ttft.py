@@ -19,10 +19,20 @@ from matplotlib.axes import Axes
 import torch
 
 from benchmarks._reporting import Row, print_json, print_table, run_phases, save_plot
-from benchmarks._ttft_local import Clock, Prompts, Sample, logit_difference, measure, num_head_tokens
+from benchmarks._ttft_local import (
+    Clock,
+    Prompts,
+    Sample,
+    agreement,
+    logit_difference,
+    measure,
+    num_head_tokens,
+    pass_times,
+)
 from benchmarks._ttft_peers import MakeClock, NoPeerError, Peer, cpu_clock, peers, wall_clock
 from kv_agent_ros.config import CACHE_DIR, expand
 from kv_agent_ros.inference.gguf_convert import converted_directory
+from kv_agent_ros.inference.local_linear import Weights
 from kv_agent_ros.inference.local_model import BUNDLED, LocalModel, bundled_gguf, load_local_model
 
 CLOCKS: dict[str, tuple[Clock, MakeClock]] = {
@@ -83,6 +93,31 @@ class Bench:
         ours = median(each.dram_s / each.cold_s for each in self._samples[num_tokens])
         name = f'warm_share_of_cold_best_peer_{num_tokens}'
         return [row(name, ours, shares[best], f'best peer: {best}', 0.0, 'fraction', self._num_repeats)]
+
+    def int8(self, name: str, cache_dir: Path, threads: int, num_tokens: int) -> list[Row]:
+        """The bare network with int8 weights beside float32, by turns, and how often both go on alike."""
+        say('int8 weights …')
+        other = load_local_model(name, cache_dir, threads, say, Weights.INT8)
+        first, second = self._prompts.pair(num_tokens)
+        models = (other, self._model)
+        spent = [[pass_times(each, first, second, self._clock) for each in models] for _ in range(self._num_repeats)]
+        rows = []
+        for index, what in enumerate(('prefill_cold', 'prefill_warm', 'decode_step')):
+            ours, peer = (median(by_model[which][index] for by_model in spent) for which in range(2))
+            unit = 's' if what != 'decode_step' else 's/token'
+            rows.append(row(f'int8_{what}_{num_tokens}', ours, peer, 'float32', 0.0, unit, self._num_repeats))
+        same, num_compared = agreement(other, self._model)
+        agreed = Row(
+            name='int8_same_next_token',
+            ours=same,
+            peer=1.0,
+            peer_name='float32',
+            limit=1.0,
+            ratio=same,
+            unit='fraction',
+            n=num_compared,
+        )
+        return [*rows, agreed]
 
     def logits(self, num_tokens: int) -> list[Row]:
         """How far answers after reuse are from those of a cold prefill, by stored precision."""
@@ -189,6 +224,7 @@ def main() -> None:
         found = peers(converted_directory(bundled_gguf(), arguments.cache_dir, say), bundled_gguf(), make_clock)
         phases += [partial(bench.peer, name, each, longest) for name, each in found.items()]
         phases.append(partial(bench.best_peer, longest))
+    phases.append(partial(bench.int8, arguments.model, arguments.cache_dir, arguments.threads, longest))
     rows = run_phases([*phases, partial(bench.logits, longest)])
     facts = {
         'model': model.name,
