@@ -8,7 +8,6 @@ one takes it. The queue is bounded; what does not fit stays with the giver.
 from collections.abc import Sequence
 import contextlib
 from dataclasses import dataclass, field
-from enum import Enum
 import logging
 import threading
 
@@ -23,20 +22,14 @@ from kv_agent_ros.kvcache.radix_tree import PathLock, RadixPrefixCache
 from kv_agent_ros.kvcache.storage.base import BlockRecord, BlockStore, ByteArray, PutResult
 from kv_agent_ros.kvcache.storage.encoding import decoded, encoding
 from kv_agent_ros.kvcache.storage.found_paths import find_paths
+from kv_agent_ros.kvcache.storage.sweep import Sharing, Sweep
 from kv_agent_ros.kvcache.storage.transfer import LoadedBlock, ReadBlock, TierChange, Transfer, TransferResult
 from kv_agent_ros.kvcache.worker import Worker
 from kv_agent_ros.kvcache.write_policy import WritePolicy
 
+__all__ = ['WRITE_ALL', 'BackingTier', 'Sharing', 'TierOptions']
+
 _log = logging.getLogger(__name__)
-
-
-class Sharing(Enum):
-    """Who else puts blocks into a tier's store."""
-
-    OWN = 'own'
-    """Nobody."""
-    SHARED = 'shared'
-    """Processes of this machine and others. What they put there is found when somebody asks for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +71,9 @@ class BackingTier:
         self._writing = threading.Lock()  # one writer at a time; taken before the lock, and before those of tiers below
         self._locks: set[PathLock] = set()
         self._worker = Worker(name=f'kv-{tier.value}', work=self._transfer, max_queued=options.max_queued_transfers)
-        self._sweeper = Worker(name=f'kv-{tier.value}-sweep', work=self._sweep_behind, max_queued=1)
-        self._epoch = self._swept_epoch = 0  # clear() begins one, sweep() catches up
-        self._forgotten: set[bytes] = set()  # not in the tree any more, not yet deleted
+        self._sweep = Sweep(
+            name=f'kv-{tier.value}-sweep', store=store, sharing=options.sharing, lock=self._lock, writing=self._writing
+        )
         self._changes: list[TierChange] = []
         self._num_hits = self._num_evictions = self._num_errors = 0
         self._read_bytes = self._written_bytes = 0
@@ -107,12 +100,12 @@ class BackingTier:
     def discover(self, path: TokenPath) -> None:
         """Learn which blocks of the path others have put into a shared store. May touch the device."""
         with self._lock:
-            num_known, epoch = self._tree.match(path), self._epoch
+            num_known, epoch = self._tree.match(path), self._sweep.epoch
         if not self.is_shared or num_known == path.num_blocks or not self.sweep(0.0):
             return
         end = num_known + self._store.find(path.keys()[num_known:])
         with self._lock:
-            if epoch == self._epoch and end > num_known:
+            if epoch == self._sweep.epoch and end > num_known:
                 self._show(path.head(end))
 
     def match(self, path: TokenPath) -> int:
@@ -164,7 +157,7 @@ class BackingTier:
     def has(self, key: bytes) -> bool:
         """Whether the bytes of this block are here."""
         with self._lock:
-            return key not in self._forgotten and self._store.size_bytes(key) > 0
+            return not self._sweep.has(key) and self._store.size_bytes(key) > 0
 
     def sizes(self, keys: tuple[bytes, ...]) -> list[int]:
         """What each of these blocks occupies."""
@@ -179,7 +172,7 @@ class BackingTier:
     def submit(self, transfer: Transfer) -> bool:
         """Queue a transfer; False when the queue is full, and then `done` is never called."""
         with self._lock:
-            epoch = self._epoch
+            epoch = self._sweep.epoch
         is_queued = self._worker.submit((transfer, epoch))
         if not is_queued:
             with self._lock:
@@ -188,7 +181,7 @@ class BackingTier:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything queued is written or deleted; False when that takes longer."""
-        return self._worker.flush(timeout_s) and self._sweeper.flush(timeout_s)
+        return self._worker.flush(timeout_s) and self._sweep.flush(timeout_s)
 
     def clear(self) -> tuple[Transfer, ...]:
         """Forget everything; returns the transfers that were dropped, whose `done` is never called.
@@ -196,9 +189,8 @@ class BackingTier:
         Does not touch the device: sweep() does.
         """
         with self._lock:
-            self._epoch += 1
             self._changes = []
-            self._forgotten.update(self._tree.clear())
+            self._sweep.begin(self._tree.clear())
         return tuple(transfer for transfer, _ in self._worker.drop())
 
     def sweep(self, timeout_s: float) -> bool:
@@ -206,9 +198,7 @@ class BackingTier:
 
         Until it has ended nothing is written here and nothing of others found.
         """
-        if not self._is_swept and self._sweeper.submit(self._epoch):
-            self._sweeper.flush(timeout_s)
-        return self._is_swept
+        return self._sweep.wait(timeout_s)
 
     def usage(self) -> TierUsage:
         """The books; errors count lost workers and refused transfers too."""
@@ -246,7 +236,7 @@ class BackingTier:
     def close(self, timeout_s: float) -> bool:
         """Write what is queued, stop, close the store; False when the queue could not be written in time."""
         is_flushed = self._worker.close(timeout_s)
-        self._sweeper.close(timeout_s)
+        self._sweep.close(timeout_s)
         self._store.close()
         return is_flushed
 
@@ -254,31 +244,6 @@ class BackingTier:
         """Raise StoreError when the tree contradicts itself."""
         with self._lock:
             self._tree.check_integrity()
-
-    @property
-    def _is_swept(self) -> bool:
-        return not self._forgotten and self._swept_epoch == self._epoch
-
-    def _sweep_behind(self, _: int) -> None:
-        with self._writing:
-            self._sweep()
-
-    def _sweep(self) -> bool:
-        """Whether all is deleted that was forgotten; called by whoever writes."""
-        with self._lock:
-            epoch, gone = self._epoch, tuple(self._forgotten)
-        self._delete(gone)
-        with self._lock:
-            self._forgotten.difference_update(gone)
-        if self._swept_epoch == epoch:
-            return True
-        if self.is_shared:  # others have put blocks there that are not known here
-            num_errors = self._store.usage().num_errors
-            self._delete([record.key for record in self._store.records()])
-            if self._store.usage().num_errors > num_errors:
-                return False
-        self._swept_epoch = epoch
-        return True
 
     def _transfer(self, job: tuple[Transfer, int]) -> None:
         transfer, epoch = job
@@ -298,7 +263,7 @@ class BackingTier:
         self, path: TokenPath, keys: tuple[bytes, ...], read: ReadBlock, epoch: int, result: TransferResult
     ) -> None:
         """Copy what is missing of a path, as far as `read` gives blocks and there is room."""
-        if not self._sweep() or epoch != self._epoch:
+        if not self._sweep.run() or epoch != self._sweep.epoch:
             return
         with self._lock:
             held = self._tree.hold(path)
@@ -324,8 +289,8 @@ class BackingTier:
         """Show what was written in the tree; what cannot be shown any more is deleted."""
         end = result.num_present
         with self._lock:
-            num_shown = self._show(path.head(end)) if epoch == self._epoch else 0
-            self._forgotten.difference_update(keys[held.num_blocks : num_shown])  # cut meanwhile, and put again
+            num_shown = self._show(path.head(end)) if epoch == self._sweep.epoch else 0
+            self._sweep.keep(keys[held.num_blocks : num_shown])  # cut meanwhile, and put again
             self._locks.discard(held)
             gone = self._tree.unlock(held)
             self._note_removed(gone)
@@ -347,7 +312,7 @@ class BackingTier:
     def _evict_one(self) -> bool:
         with self._lock:
             path = self._tree.victim()
-            epochs = [lower._epoch for lower in self._below]  # a clear() after this one reaches them after us
+            epochs = [lower._sweep.epoch for lower in self._below]  # a clear() after this one reaches them after us
         if not path.num_blocks:
             return False
         for lower, epoch in zip(self._below, epochs, strict=True):
@@ -372,7 +337,7 @@ class BackingTier:
 
     def _forget(self, keys: Sequence[bytes]) -> None:
         self._note_removed(keys)
-        self._forgotten.update(keys)
+        self._sweep.forget(keys)
 
     def _note_removed(self, keys: Sequence[bytes]) -> None:
         if keys:
