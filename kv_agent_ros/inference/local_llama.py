@@ -131,14 +131,16 @@ class Llama:
         positions = torch.cat([span.positions for span in spans])
         rotation = (self._cos[positions], self._sin[positions])
         hidden = F.embedding(tokens, self._weights.embedding)
+        last_rows = [span.rows.stop - 1 for span in spans]
         for index, layer in enumerate(self._weights.layers):
             rotated, values = self._project(layer, self._norm(hidden, layer.attention_norm), rotation)
             on_queries(index, rotated[: self.config.num_heads])
             mixed = [self._attention(index, span, rotated[:, span.rows], values[:, span.rows]) for span in spans]
+            if index == self.config.num_layers - 1:
+                hidden = hidden[last_rows]  # nobody reads what the top layer makes of the others
             hidden += layer.output(torch.cat(mixed) if len(mixed) > 1 else mixed[0])
             hidden += self._mlp(layer, self._norm(hidden, layer.mlp_norm))
-        last = hidden[[span.rows.stop - 1 for span in spans]]
-        return self._weights.head(self._norm(last, self._weights.norm)).contiguous().numpy()
+        return self._weights.head(self._norm(hidden, self._weights.norm)).contiguous().numpy()
 
     def _spans(self, parts: Sequence[Part]) -> list[_Span]:
         spans = []
@@ -175,15 +177,20 @@ class Llama:
         return _rotate(heads[:num_rotated], *rotation), heads[num_rotated:]
 
     def _attention(self, index: int, span: _Span, rotated: Tensor, values: Tensor) -> Tensor:
-        """What one sequence's queries gather, (num_tokens, num_heads * head_dim); its keys and values are kept."""
+        """What one sequence's queries gather, (num_tokens, num_heads * head_dim); its keys and values are kept.
+
+        In the top layer only the last token's does, which sees all.
+        """
         config = self.config
-        num_tokens = rotated.shape[1]
+        is_top = index == config.num_layers - 1
+        num_tokens = 1 if is_top else rotated.shape[1]
         cached = span.buffer.values[:, index, :, : span.end]
         cached[0, :, span.start :] = rotated[config.num_heads :]
         cached[1, :, span.start :] = values
         # The query heads that share a KV head become further rows of one query: no copy of K and V.
-        grouped = rotated[: config.num_heads].reshape(1, config.num_kv_heads, -1, config.head_dim)
-        mask = _with_padding(span.mask, span.buffer.padding[index], grouped.shape[2], span.end)
+        queries = rotated[: config.num_heads, -num_tokens:]
+        grouped = queries.reshape(1, config.num_kv_heads, -1, config.head_dim)
+        mask = _with_padding(None if is_top else span.mask, span.buffer.padding[index], grouped.shape[2], span.end)
         mixed = F.scaled_dot_product_attention(grouped, cached[0][None], cached[1][None], attn_mask=mask)
         return mixed.view(config.num_heads, num_tokens, config.head_dim).transpose(0, 1).reshape(num_tokens, -1)
 
