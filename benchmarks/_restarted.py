@@ -41,19 +41,37 @@ class Script:
         return self.history + ''.join(self.turns[: turn + 1])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """Where a thing is."""
+
+    thing: str
+    place: str
+    shelf: int
+
+    @classmethod
+    def any(cls, chance: random.Random) -> 'Fact':
+        """One of some ten thousand."""
+        thing = f'{chance.choice(THINGS)} {chance.randrange(30)}'
+        return cls(thing=thing, place=chance.choice(PLACES), shelf=chance.randrange(9))
+
+    def __str__(self) -> str:
+        return f'The {self.thing} is in the {self.place} on shelf {self.shelf}.'
+
+    @property
+    def question(self) -> str:
+        """Whose answer is the fact's place."""
+        return f'Question: where is the {self.thing}?\nAnswer: The {self.thing} is in the'
+
+
 def scripts(num_robots: int, num_turns: int, num_tokens: int, seed: int) -> list[Script]:
-    """Histories of about `num_tokens`, each robot's own."""
+    """Histories of about `num_tokens`, each robot's own. A turn tells something and asks for what was told before."""
     chance = random.Random(seed)
-
-    def sentence() -> str:
-        place, number = chance.choice(PLACES), chance.randrange(30)
-        return f'The {chance.choice(THINGS)} {number} is in the {place} on shelf {chance.randrange(9)}.'
-
     made = []
     for robot in range(num_robots):
-        seen = [sentence() for _ in range(max(1, num_tokens // SENTENCE_TOKENS))]
-        turns = tuple(f' {sentence()}\nQuestion: what is in the {place}?\nAnswer:' for place in PLACES * num_turns)
-        made.append(Script(history=f'You are robot {seed}-{robot}. ' + ' '.join(seen), turns=turns[:num_turns]))
+        facts = [Fact.any(chance) for _ in range(max(1, num_tokens // SENTENCE_TOKENS))]
+        turns = tuple(f' {Fact.any(chance)}\n{chance.choice(facts).question}' for _ in range(num_turns))
+        made.append(Script(history=f'You are robot {seed}-{robot}. ' + ' '.join(map(str, facts)), turns=turns))
     return made
 
 

@@ -271,4 +271,4 @@ class KvAgentStorage(HiCacheStorage):
 
 def _beside(place: PageKey, pool: str) -> PageKey:
     tokens = pool.encode()
-    return PageKey(key=block_key(place.key, tokens), parent=place.key, tokens=tokens, is_first=False)
+    return PageKey(key=block_key(place.key, tokens), parent=place.key, tokens=tokens, index=place.index)

@@ -28,6 +28,7 @@ from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 _log = logging.getLogger(__name__)
 
 BITS = (2, 4, 8, 16, 32)  # 16: float16, exact where the engine has that; 32: the engine's own bytes
+_HEAD_PAGES = 4
 _RUN_BYTES = 4 << 20  # of stored pages that are waited for together
 _SAMPLE_BYTES = 64 << 10
 _NUM_SAMPLES = 16
@@ -42,7 +43,7 @@ class PageKey:
     key: bytes
     parent: bytes
     tokens: bytes  # what makes the key out of the parent: the engine's page hash
-    is_first: bool
+    index: int  # in the prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +88,7 @@ class PageStore:
         for index, text in enumerate((*prefix, *hashes)):
             tokens = _hash_bytes(text)
             key = block_key(parent, tokens)
-            made.append(PageKey(key=key, parent=parent, tokens=tokens, is_first=index == 0))
+            made.append(PageKey(key=key, parent=parent, tokens=tokens, index=index))
             parent = key
         return made[len(prefix) :]
 
@@ -98,7 +99,7 @@ class PageStore:
     def put(self, place: PageKey, page: ByteArray, layout: BlockLayout) -> bool:
         """Keep a page; whether it is there now. Ask find() before: to encode a page costs more than to look for it."""
         begun_s = time.perf_counter()
-        codec, stored = _encoded(_codec(layout, is_first=place.is_first), page, layout)
+        codec, stored = _encoded(_codec(layout, place.index), page, layout)
         record = BlockRecord(
             key=place.key,
             parent_key=place.parent,
@@ -146,15 +147,16 @@ class PageStore:
         return len(ours)
 
     def warm_up(self, layout: BlockLayout) -> None:
-        """Encode and decode a page in both ways, so that compiled loops are there before a request waits for them."""
+        """Encode and decode pages of every kind, so that compiled loops are there before a request waits for them."""
         page = np.zeros(layout.num_bytes, np.uint8)
-        codec, stored = _encoded(_codec(layout, is_first=False), page, layout)
-        codec.decode(stored, layout, page)
-        if layout.shape[0] == 1:  # opaque_layout(): no lines
-            return
-        memory = page.view(layout.dtype).reshape(-1, layout.shape[4])
-        out = PageLines(memory=memory, pattern=np.arange(len(memory)).reshape(2, -1), starts=np.zeros(2, np.int64))
-        codec.decode_all(np.stack([stored, stored]), layout, out.part(0, 2))
+        for index in (0, 1, _HEAD_PAGES):
+            codec, stored = _encoded(_codec(layout, index), page, layout)
+            codec.decode(stored, layout, page)
+            if layout.shape[0] == 2:  # opaque_layout() has no lines
+                memory = page.view(layout.dtype).reshape(-1, layout.shape[4])
+                pattern, starts = np.arange(len(memory)).reshape(2, -1), np.zeros(2, np.int64)
+                lines = PageLines(memory=memory, pattern=pattern, starts=starts).part(0, 2)
+                codec.decode_all(np.stack([stored, stored]), layout, lines)
 
     def stats(self) -> PageStats:
         """What was asked so far."""
@@ -237,9 +239,10 @@ def model_revision(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _codec(layout: BlockLayout, *, is_first: bool) -> BlockCodec:
-    """The first page has the tokens that all later ones look at: it keeps 16 bits at least."""
-    bits = max(layout.bits, 16) if is_first else layout.bits
+def _codec(layout: BlockLayout, index: int) -> BlockCodec:
+    """The first page has the tokens that all later ones look at: it keeps 16 bits at least, the next ones 8."""
+    at_least = 16 if index == 0 else 8 if index < _HEAD_PAGES else layout.bits
+    bits = max(layout.bits, at_least)
     if bits == 16 and layout.dtype == 'float32':
         return Float16Codec()
     return codec_for(replace(layout, bits=bits))

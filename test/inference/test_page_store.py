@@ -80,7 +80,7 @@ def test_pages_come_back_after_a_restart_in_an_eighth_of_their_bytes(tmp_path: P
     for index, place in enumerate(places):
         found = read(again, place)
         assert found is not None
-        assert relative_error(found, page(index)) < (1e-6 if index == 0 else 0.02)
+        assert relative_error(found, page(index)) < (1e-6 if index == 0 else 1e-4 if index < 4 else 0.02)
     stored = sorted(path.stat().st_size for path in (tmp_path / 'blocks').iterdir())
     assert stored[0] < 0.16 * LAYOUT.num_bytes
     assert (again.stats().num_read, again.stats().num_missed) == (9, 0)
