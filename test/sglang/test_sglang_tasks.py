@@ -1,4 +1,4 @@
-"""A robot in a real ROS graph whose planner asks a real SGLang server that is mirrored, killed, and told of sessions."""
+"""A robot in a real ROS graph and the real SGLang server its planner asks: mirrored, killed, told of sessions."""
 
 from collections.abc import Iterator
 import re
