@@ -20,7 +20,8 @@ def main(source: str, target: str, bits: str) -> None:
     arrays = np.load(source)
     keys, values = (torch.from_numpy(arrays[name])[None] for name in ('keys', 'values'))
     _, rows, _, channels = keys.shape
-    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=rows, num_key_value_heads=rows, head_dim=channels)
+    heads = {'num_attention_heads': rows, 'num_key_value_heads': rows, 'head_dim': channels}
+    config = LlamaConfig(num_hidden_layers=1, hidden_size=rows * channels, **heads)
     cache = QuantizedCache('quanto', config, nbits=int(bits), q_group_size=GROUP, residual_length=1)
     cache.update(keys, values, 0)
     layer = cache.layers[0]

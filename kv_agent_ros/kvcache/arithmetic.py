@@ -31,6 +31,15 @@ class Scales:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedCodes:
+    """Levels at equal distances: those of (rows, tokens, channels), counted from one of them or from between two."""
+
+    packed: Codes  # (rows, tokens, packed_size(channels, bits))
+    bits: int
+    origin: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lines:
     """Where vectors go: each one into a line of some memory, an engine's for example."""
 
@@ -70,8 +79,8 @@ class Arithmetic(Protocol):
         """out = hadamard(levels) * norms * signs + centre; `signs` is (channels,), `centre` (rows, channels)."""
         ...
 
-    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
-        """out = codes * step + low, which are one for each group of `groups` tokens by channels."""
+    def scale(self, codes: PackedCodes, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
+        """out = (codes - origin) * step + low; these two are one for each group of `groups` tokens by channels."""
         ...
 
     def halve(self, values: Floats, out: Halves) -> None:
@@ -104,10 +113,11 @@ class NumpyArithmetic:
         values += centre[:, None]
         _put(values, out)
 
-    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
-        shape = packed.shape[1], out.memory.shape[1]
+    def scale(self, codes: PackedCodes, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
+        shape = codes.packed.shape[1], out.memory.shape[1]
         tokens, channels = (np.arange(n) // group for n, group in zip(shape, groups, strict=True))
-        values = unpack(packed, bits, shape[1]) * step[:, tokens[:, None], channels]
+        values = unpack(codes.packed, codes.bits, shape[1]) - np.float32(codes.origin)
+        values *= step[:, tokens[:, None], channels]
         values += low[:, tokens[:, None], channels]
         _put(values, out)
 
@@ -149,9 +159,9 @@ class CompiledArithmetic:
             out, lambda places, to: self._loops.look_up(codes, levels, width, *scales, signs, centre, places, to)
         )
 
-    def scale(self, packed: Codes, bits: int, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
-        wide_codes = _wide_codes(bits)
-        self._write(out, lambda places, to: self._loops.scale(packed, wide_codes, low, step, *groups, places, to))
+    def scale(self, codes: PackedCodes, low: Floats, step: Floats, groups: tuple[int, int], out: Lines) -> None:
+        wide = _wide_codes(codes.bits, codes.origin)
+        self._write(out, lambda places, to: self._loops.scale(codes.packed, wide, low, step, *groups, places, to))
 
     def halve(self, values: Floats, out: Halves) -> None:
         if self._loops.CAN_HALVE:
@@ -211,7 +221,7 @@ def warm_up() -> None:
     for bits in (2, 4, 8):
         packed = np.zeros((1, 1, packed_size(8, bits)), np.uint8)
         for out in (vectors, halves):
-            arithmetic.scale(packed, bits, vectors, vectors, (1, 1), Lines.of(out))
+            arithmetic.scale(PackedCodes(packed=packed, bits=bits, origin=0.0), vectors, vectors, (1, 1), Lines.of(out))
             if bits < 8:
                 arithmetic.choose(vectors, vectors[..., 0], bits)
                 arithmetic.look_up(packed, bits, norms, signs, vectors[0], Lines.of(out))
@@ -235,9 +245,9 @@ def _wide_levels(bits: int) -> npt.NDArray[np.generic]:
 
 
 @cache
-def _wide_codes(bits: int) -> npt.NDArray[np.generic]:
-    """(256,) a byte's codes as float32, read as one wide number."""
-    return _wide(_every_byte(bits).astype(np.float32))
+def _wide_codes(bits: int, origin: float) -> npt.NDArray[np.generic]:
+    """(256,) a byte's codes, from the origin on, as float32, read as one wide number."""
+    return _wide(_every_byte(bits) - np.float32(origin))
 
 
 def _every_byte(bits: int) -> Codes:

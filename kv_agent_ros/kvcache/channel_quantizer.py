@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, Scales, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, PackedCodes, Scales, best_arithmetic
 from kv_agent_ros.kvcache.log_scales import codes_above, inverse, scale_table, scales_of
 from kv_agent_ros.kvcache.packing import Codes, joined, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.quantization import RotatedQuantizer, Shape, Vectors, finite, shape_of
@@ -59,9 +59,8 @@ class ChannelQuantizer:
             ),
             channels,
         )
-        low = (self._middles(middles, shape) - step * self._outermost)[:, None]
-        packed = packed.reshape(rows, tokens, -1)
-        self.arithmetic().scale(packed, self.bits, low, step[:, None], (tokens, 1), out)
+        codes = PackedCodes(packed=packed.reshape(rows, tokens, -1), bits=self.bits, origin=float(self._outermost))
+        self.arithmetic().scale(codes, self._middles(middles, shape)[:, None], step[:, None], (tokens, 1), out)
 
     @property
     def _outermost(self) -> np.float32:

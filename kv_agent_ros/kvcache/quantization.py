@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, Scales, best_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Arithmetic, Halves, Lines, PackedCodes, Scales, best_arithmetic
 from kv_agent_ros.kvcache.log_scales import inverse, nearest_codes, scale_table, scales_of
 from kv_agent_ros.kvcache.packing import Codes, Wide, joined, narrow, pack, packed_size, split, wide_above
 from kv_agent_ros.kvcache.rotation import Floats, rotation_width, signs
@@ -99,8 +99,8 @@ class PlainQuantizer:
         low_codes, step_codes = (section.reshape(metadata_shape) for section in sections[3:5])
         low = _part(low_codes, low_range) - narrow(above_base)[:, None, None]
         groups = (self.group, 1) if self.axis is Axis.TOKENS else (1, self.group)
-        packed = sections[5].reshape(rows, tokens, -1)
-        self.arithmetic().scale(packed, self.bits, low, _part(step_codes, step_range), groups, out)
+        codes = PackedCodes(packed=sections[5].reshape(rows, tokens, -1), bits=self.bits, origin=0.0)
+        self.arithmetic().scale(codes, low, _part(step_codes, step_range), groups, out)
 
     def _codes(self, vectors: Floats, low: Floats, step: Floats) -> Codes:
         places, axis = np.arange(vectors.shape[self.axis.value]) // self.group, self.axis.value

@@ -80,11 +80,12 @@ def _transformed(builder, vectors):
 
 
 def _step_within(builder, vector, stride):
+    """Neighbours at this distance to their sum and their difference; a product with 1 or -1 is exact, fused or not."""
     swapped = builder.shuffle_vector(
         vector, ir.Constant(_Vector, ir.Undefined), _lanes(i ^ stride for i in range(LANES))
     )
-    total, difference = builder.fadd(swapped, vector), builder.fsub(swapped, vector)
-    return builder.shuffle_vector(total, difference, _lanes(i + LANES * bool(i & stride) for i in range(LANES)))
+    signs = ir.Constant(_Vector, [-1.0 if i & stride else 1.0 for i in range(LANES)])
+    return builder.fadd(builder.fmul(vector, signs, flags=['contract']), swapped, flags=['contract'])
 
 
 def _lanes(numbers):
