@@ -255,7 +255,7 @@ def draw(axes: Axes, rows: Sequence[Row]) -> None:
 def main() -> None:
     """Measure, then print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument('--requests', type=int, default=800, help='of each trace; 200 for a quick look')
+    parser.add_argument('--requests', type=int, default=200, help='of each trace, from its start')
     parser.add_argument('--traces', nargs='*', default=['magagent'], help='recorded ones, where they are')
     parser.add_argument('--parts', nargs='+', choices=('retention', 'ablation'), default=['retention', 'ablation'])
     parser.add_argument('--json', action='store_true', help='one JSON object as the last line')
