@@ -5,6 +5,7 @@ than the caches of the processor hold.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 import os
 from pathlib import Path
 import statistics
@@ -14,13 +15,15 @@ import time
 import numpy as np
 
 from benchmarks._reporting import Row
+from kv_agent_ros.kvcache.arithmetic import Lines
 from kv_agent_ros.kvcache.block import BlockLayout
-from kv_agent_ros.kvcache.codec import BlockCodec, RawCodec
+from kv_agent_ros.kvcache.codec import BlockCodec, BlockLines, RawCodec
 from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
 MODEL = (30, 3, 64)  # layers, KV heads and head_dim of SmolLM2-135M
 WORKING_SET_BYTES = 48 << 20
+RUN_BLOCKS = 8
 DISK_SET_BYTES = 6 << 20
 
 
@@ -39,26 +42,49 @@ def speed_rows(bits: int, block_tokens: int, dtype: str, repetitions: int) -> li
         for part, out in zip(stored, outs, strict=True):
             codec.decode(part, layout, out)
 
+    runs = [_Run.of(stored[first : first + RUN_BLOCKS], layout) for first in range(0, len(blocks), RUN_BLOCKS)]
+
+    def decode_runs() -> None:
+        for run in runs:
+            codec.decode_all(run.stored, layout, run.lines)
+
     def copy() -> None:
         for block, out in zip(blocks, outs, strict=True):
             np.copyto(out, block)
 
-    seconds = interleaved((encode, decode, copy), repetitions, time.process_time)
+    seconds = interleaved((encode, decode, decode_runs, copy), repetitions, time.process_time)
     rates = [len(blocks) * layout.num_bytes / 1e9 / value for value in seconds]
     case = f'{bits}bit_blocks{block_tokens}_{dtype}'
     return [
         Row(
             name=f'{act}_{case}',
             ours=rate,
-            peer=rates[2],
+            peer=rates[3],
             peer_name='memcpy',
-            limit=rates[2],
-            ratio=rate / rates[2],
+            limit=rates[3],
+            ratio=rate / rates[3],
             unit='GB/s',
             n=repetitions,
         )
-        for act, rate in zip(('encode', 'decode'), rates, strict=False)
+        for act, rate in zip(('encode', 'decode', 'decode_in_runs'), rates, strict=False)
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Run:
+    """Blocks that come from a store together, as SGLang's pages do, and where their vectors go."""
+
+    stored: ByteArray  # (blocks, bytes)
+    lines: BlockLines
+
+    @classmethod
+    def of(cls, stored: Sequence[ByteArray], layout: BlockLayout) -> '_Run':
+        _, num_layers, num_kv_heads, block_tokens, head_dim = layout.shape
+        num_vectors = num_layers * num_kv_heads * block_tokens
+        memory = np.zeros((len(stored) * 2 * num_vectors, head_dim), layout.dtype)
+        places = np.arange(len(memory)).reshape(len(stored), 2, num_vectors)
+        keys, values = (Lines(memory=memory, places=places[:, half].reshape(-1).copy()) for half in (0, 1))
+        return cls(stored=np.stack(stored), lines=BlockLines(keys=keys, values=values))
 
 
 def disk_rows(bits: int, block_tokens: int, directory: Path, repetitions: int) -> list[Row]:
