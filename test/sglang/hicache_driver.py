@@ -18,6 +18,8 @@ from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 import torch
 
+from kv_agent_ros.inference.hicache_pages import HostPages
+
 NUM_PAGES, PAGE, LAYERS, HEADS, WIDTH = 8, 16, 2, 3, 64
 NATIVE = {
     'layer_first': (2, LAYERS, NUM_PAGES * PAGE, HEADS, WIDTH),
@@ -80,7 +82,8 @@ def error(found: MHATokenToKVPoolHost, sent: MHATokenToKVPoolHost) -> float:
 def round_trips(directory: Path) -> dict[str, float]:
     """Relative error from one layout to another, by precision; all pages must be found and read."""
     errors = {}
-    for bits, dtype in ((4, torch.float32), (4, torch.bfloat16), (16, torch.bfloat16), (32, torch.float32)):
+    kinds = (4, torch.float32), (4, torch.float16), (4, torch.bfloat16), (16, torch.bfloat16), (32, torch.float32)
+    for bits, dtype in kinds:
         sent = host_pool('layer_first', dtype, 1)
         place = directory / f'{bits}{dtype}'
         assert all(backend(place, sent, bits=bits).batch_set_v1(HASHES, INDICES))
@@ -91,6 +94,24 @@ def round_trips(directory: Path) -> dict[str, float]:
             assert all(reader.batch_get_v1(HASHES, INDICES))
             errors[f'{bits} {str(dtype)[6:]} {layout}'] = error(got, sent)
     return errors
+
+
+def lines(directory: Path) -> dict[str, bool]:
+    """Which pools get their pages straight from the files, by type and layout."""
+    return {
+        f'{str(dtype)[6:]} {layout}': HostPages(host_pool(layout, dtype, 0), 4).has_lines
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        for layout in NATIVE
+    }
+
+
+def scattered(directory: Path) -> float:
+    """Relative error of pages that come back to other places, the last one first."""
+    sent, got = (host_pool('layer_first', torch.float32, seed) for seed in (1, 0))
+    assert all(backend(directory, sent, bits=4).batch_set_v1(HASHES, INDICES))
+    places = INDICES.reshape(NUM_PAGES, PAGE).flip(0).reshape(-1)
+    assert all(backend(directory, got, bits=4).batch_get_v1(HASHES, places))
+    return float((pages(got).flip(0) - pages(sent)).square().sum() / pages(sent).square().sum())
 
 
 def chains(directory: Path) -> dict[str, int]:
@@ -158,7 +179,7 @@ def failures(directory: Path) -> dict[str, object]:
     return {'refused': any(refused), 'missed': any(missed), 'broken': broken, 'counted': store.num_failures}
 
 
-PARTS: tuple[Callable[[Path], object], ...] = (round_trips, chains, strangers, side_pools, failures)
+PARTS: tuple[Callable[[Path], object], ...] = (round_trips, lines, scattered, chains, strangers, side_pools, failures)
 
 
 def main() -> None:

@@ -30,7 +30,14 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_pages_come_back_into_pools_of_every_layout(driven: dict[str, dict[str, float]]) -> None:
     for name, error in driven['round_trips'].items():
         assert error <= (0.01 if name.startswith('4 ') else 0.0), name
-    assert len(driven['round_trips']) == 16
+    assert len(driven['round_trips']) == 20
+
+
+def test_pages_of_floats_go_straight_to_where_they_are_wanted(driven: dict[str, dict[str, bool]]) -> None:
+    straight = {name for name, has_lines in driven['lines'].items() if has_lines}
+    layouts = ('layer_first', 'page_first', 'page_first_direct', 'page_head')
+    assert straight == {f'{dtype} {layout}' for dtype in ('float32', 'float16') for layout in layouts}
+    assert driven['scattered'] <= 0.01
 
 
 def test_a_prefix_written_in_pieces_is_one_prefix(driven: dict[str, object]) -> None:
