@@ -206,7 +206,7 @@ def main() -> None:
     """Measure, then print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--sizes', type=int, nargs='+', default=[128, 512, 1024, 1500], help='prompt lengths in tokens')
-    parser.add_argument('--n', type=int, default=3, help='repetitions')
+    parser.add_argument('--n', type=int, default=2, help='repetitions')
     parser.add_argument('--model', default=BUNDLED, help='bundled, a .gguf file or a Hugging Face directory')
     parser.add_argument('--no-peers', action='store_true', help='only our own engine, as with a model of yours')
     parser.add_argument('--cache-dir', type=Path, default=expand(CACHE_DIR) / 'models')
