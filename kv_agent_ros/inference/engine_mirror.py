@@ -4,7 +4,7 @@ Knows no sockets. Blocks whose parent was never told are kept apart until it is,
 longer than what is known from its first token on.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,6 +13,9 @@ import numpy as np
 
 from kv_agent_ros.kvcache.block import Tier, TokenArray
 from kv_agent_ros.kvcache.event_wire import AllCleared, BlocksRemoved, BlocksStored, WireEvent
+
+MAX_BLOCKS = 1 << 21  # about a gigabyte here; no engine has so many, but one whose removals are missed seems to
+MAX_SESSIONS = 1024  # the longest silent ones are forgotten
 
 Owner = tuple[str, str]  # whose a prefix is: cache salt and LoRA adapter
 Parent = int | Owner  # a block's hash, or the owner of a prefix's first block
@@ -53,10 +56,11 @@ class _Block:
 class EngineMirror:
     """One engine's index. Not thread-safe: its owner guards it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
         self._blocks: dict[int, _Block] = {}
         self._children: dict[Parent, dict[bytes, set[int]]] = {}
-        self._tips: dict[str, int] = {}  # by session, the last block that it stored and that is left
+        self._tips: OrderedDict[str, int] = OrderedDict()  # by session, the last block that it stored and that is left
         self._sessions_at: dict[int, set[str]] = {}  # the same, by block
         self._names_sessions = False
         self._reachable: set[int] = set()  # from a prefix's first block on
@@ -70,8 +74,8 @@ class EngineMirror:
     def state(self) -> MirrorState:
         return self._state
 
-    def apply(self, event: WireEvent) -> None:
-        """One change, in the engine's order."""
+    def apply(self, event: WireEvent) -> bool:
+        """One change, in the engine's order; False when all others had to be forgotten for it."""
         self._num_events += 1
         match event:
             case AllCleared():
@@ -81,7 +85,8 @@ class EngineMirror:
                 for block_hash in event.block_hashes:
                     self._remove(block_hash, event.tier)
             case BlocksStored():
-                self._store(event)
+                return self._store(event)
+        return True
 
     def clear(self) -> None:
         """Forget every block: the engine has started anew."""
@@ -138,7 +143,11 @@ class EngineMirror:
         assert tips == set(self._tips.items()), 'sessions: expected the same by name and by block'
         assert set(self._tips.values()) <= set(self._blocks), 'sessions: expected known blocks'
 
-    def _store(self, event: BlocksStored) -> None:
+    def _store(self, event: BlocksStored) -> bool:
+        has_room = len(self._blocks) + len(event.block_hashes) <= self._max_blocks
+        if not has_room:
+            self.clear()
+            self.mark_degraded()
         self._block_tokens = event.block_tokens
         tokens = np.asarray(event.token_ids, dtype='<i4').tobytes()
         size = 4 * event.block_tokens
@@ -158,6 +167,7 @@ class EngineMirror:
             parent = block_hash
         if event.session_id and event.block_hashes:
             self._set_tip(event.session_id, event.block_hashes[-1])
+        return has_room
 
     def _remove(self, block_hash: int, tier: Tier) -> None:
         block = self._blocks.get(block_hash)
@@ -183,19 +193,25 @@ class EngineMirror:
         if not runs:
             del self._children[block.parent]
         for name in self._sessions_at.pop(block_hash, set()):
-            del self._tips[name]
             if isinstance(block.parent, int) and block.parent in self._blocks:
-                self._set_tip(name, block.parent)
+                self._tips[name] = block.parent  # and is no less silent for it
+                self._sessions_at.setdefault(block.parent, set()).add(name)
+            else:
+                del self._tips[name]
 
     def _set_tip(self, name: str, block_hash: int) -> None:
         self._names_sessions = True
         if name in self._tips:
-            at = self._tips[name]
-            self._sessions_at[at].discard(name)
-            if not self._sessions_at[at]:
-                del self._sessions_at[at]
+            self._leave(name, self._tips.pop(name))
         self._tips[name] = block_hash
         self._sessions_at.setdefault(block_hash, set()).add(name)
+        if len(self._tips) > MAX_SESSIONS:
+            self._leave(*self._tips.popitem(last=False))
+
+    def _leave(self, name: str, block_hash: int) -> None:
+        self._sessions_at[block_hash].discard(name)
+        if not self._sessions_at[block_hash]:
+            del self._sessions_at[block_hash]
 
     def _depth(self, block_hash: int) -> int:
         """How many blocks a reachable one's prefix has."""

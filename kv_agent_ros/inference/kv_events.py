@@ -6,6 +6,7 @@ applied tells one life from another.
 """
 
 from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass
 import threading
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, ConfigError
 from kv_agent_ros.inference.engine_mirror import EngineMirror, MirrorState, MirrorStats
 from kv_agent_ros.kvcache.block import TokenArray
@@ -21,7 +23,10 @@ from kv_agent_ros.kvcache.event_wire import AllCleared, EventBatch, decode_batch
 END_OF_REPLAY = -1
 SEQUENCE_BYTES = 8
 NO_EVENTS = EventBatch(at_s=0.0, events=())
-MAX_BATCHES_A_POLL = 10_000
+MAX_MESSAGES_A_POLL = 10_000
+MAX_MESSAGES_A_REPLAY = 100_000
+MAX_MESSAGE_BYTES = 64 << 20  # whoever sends a larger one is disconnected
+REPLAY_PATIENCE = 10  # so many times what one message of a replay may take, for all of it
 CONNECTION_CHANGES = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
@@ -56,13 +61,16 @@ class NoReplay:
 
 
 class ZmqReplay:
-    """A Replay over an engine's ROUTER endpoint; waits at most `timeout_s` for each message."""
+    """A Replay over an engine's ROUTER endpoint; waits at most `timeout_s` for each message, and ten times for all.
+
+    A batch that cannot be read is left out.
+    """
 
     can_repeat = True
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
         self._endpoint = endpoint
-        self._timeout_ms = round(timeout_s * 1000)
+        self._timeout_s = timeout_s
 
     def batches(self, first: int) -> tuple[list[NumberedBatch], bool]:
         """See Replay. A socket a request, so that a late answer is never taken for that of another question."""
@@ -70,13 +78,17 @@ class ZmqReplay:
         found: list[NumberedBatch] = []
         try:
             socket.send_multipart([b'', first.to_bytes(SEQUENCE_BYTES, 'big')])
-            while socket.poll(self._timeout_ms):
-                heard = _read(socket.recv_multipart())
-                if heard.sequence == END_OF_REPLAY:
-                    return found, True
-                found.append(heard)
-            return found, False
-        except BadRequestError:
+            deadline = Deadline(REPLAY_PATIENCE * self._timeout_s)
+            for _ in range(MAX_MESSAGES_A_REPLAY):
+                wait_s = min(self._timeout_s, deadline.remaining_s)
+                if deadline.is_over or not socket.poll(round(wait_s * 1000)):
+                    break
+                frames = socket.recv_multipart()
+                with contextlib.suppress(BadRequestError):
+                    heard = _read(frames)
+                    if heard.sequence == END_OF_REPLAY:
+                        return found, True
+                    found.append(heard)
             return found, False
         finally:
             socket.close(0)
@@ -107,10 +119,9 @@ class EventFollower:
         """Apply what the engine has said, waiting up to `timeout_s` for the first of it; the number of batches."""
         self._note_connections()
         num_applied = self._catch_up() if self._must_verify else 0
-        while num_applied < MAX_BATCHES_A_POLL:
-            if not self._subscription.poll(0 if num_applied else round(timeout_s * 1000)):
+        for number in range(MAX_MESSAGES_A_POLL):
+            if not self._subscription.poll(0 if number or num_applied else round(timeout_s * 1000)):
                 break
-            timeout_s = 0.0
             num_applied += self._hear(self._subscription.recv_multipart())
         return num_applied
 
@@ -174,13 +185,15 @@ class EventFollower:
             if not is_whole:
                 return 0
         self._must_verify = False
-        missed = [each for each in batches if each.sequence >= self._expected]
-        if missed and missed[0].sequence > self._expected:
-            self._lose()
-        for each in missed:
-            self._apply(each)
+        num_applied = 0
+        for each in batches:
+            if each.sequence > self._expected:
+                self._lose()
+            if each.sequence >= self._expected:
+                self._apply(each)
+                num_applied += 1
         self._judge()
-        return len(missed)
+        return num_applied
 
     def _continues(self, batches: list[NumberedBatch]) -> bool:
         """Whether the first of these is the last that we have applied."""
@@ -191,8 +204,8 @@ class EventFollower:
     def _apply(self, numbered: NumberedBatch) -> None:
         with self._lock:
             for event in numbered.batch.events:
-                self._mirror.apply(event)
-                self._has_hole = self._has_hole and not isinstance(event, AllCleared)
+                is_kept = self._mirror.apply(event)
+                self._has_hole = (self._has_hole or not is_kept) and not isinstance(event, AllCleared)
         self._expected = numbered.sequence + 1
         self._last_at_s = numbered.batch.at_s
         self._judge()
@@ -232,11 +245,14 @@ def _read(frames: list[bytes]) -> NumberedBatch:
     sequence = int.from_bytes(frames[-2], 'big', signed=True)
     if sequence == END_OF_REPLAY:
         return NumberedBatch(sequence=sequence, batch=NO_EVENTS)
+    if sequence < 0:
+        raise BadRequestError(f'event message: expected a number from 0 on, got {sequence}')
     return NumberedBatch(sequence=sequence, batch=decode_batch(frames[-1]))
 
 
 def _connected(kind: int, endpoint: str) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:

@@ -24,6 +24,7 @@ class LoopbackEvents:
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._thread.start()
         self.answers = True  # whether it repeats
+        self.ends_replays = True  # and says when that was all
         self.sequence = 0
         self.at_s = 1.0
 
@@ -76,10 +77,15 @@ class LoopbackEvents:
             client, _, first = self._router.recv_multipart()
             if not self.answers:
                 continue
-            for sequence, payload in self._kept:
-                if sequence >= int.from_bytes(first, 'big'):
-                    self._router.send_multipart([client, b'', b'kv', sequence.to_bytes(8, 'big'), payload])
+            self._send_kept(client, int.from_bytes(first, 'big'))
+            while not self.ends_replays and not self._ended.is_set():
+                self._send_kept(client, int.from_bytes(first, 'big'))
             self._router.send_multipart([client, b'', b'', (-1).to_bytes(8, 'big', signed=True), b''])
+
+    def _send_kept(self, client: bytes, first: int) -> None:
+        for sequence, payload in self._kept:
+            if sequence >= first:
+                self._router.send_multipart([client, b'', b'kv', sequence.to_bytes(8, 'big'), payload])
 
 
 def prefix(*hashes: int) -> list[int]:

@@ -6,6 +6,7 @@ one (positional arrays). Whoever sent a batch is not trusted: anything malformed
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+import math
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ TIER = {medium: tier for tier, medium in MEDIUM.items()} | {'CPU': Tier.DRAM}
 _STORED_FIELDS = ('block_hashes', 'parent_block_hash', 'token_ids', 'block_size', 'lora_id', 'medium')
 _REMOVED_FIELDS = ('block_hashes', 'medium')
 _MAX_BLOCKS = 1 << 20  # of one event
+_TOKENS = range(-(1 << 31), 1 << 31)
 
 T = TypeVar('T')
 
@@ -93,14 +95,16 @@ def decode_batch(payload: bytes) -> EventBatch:
     """What a message says; events of unknown types are left out. Raises BadRequestError for anything malformed."""
     try:
         parts = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(f'event batch: expected msgpack, got {len(payload)} other bytes') from error
     if not isinstance(parts, list) or len(parts) < 2:
         raise BadRequestError(f'event batch: expected [timestamp, events, rank], got {type(parts).__name__}')
     at_s, events, rank = [*parts, 0][:3]
     entries = _expect('events', events, list)
+    if not math.isfinite(_expect('timestamp', at_s, (int, float))):
+        raise BadRequestError(f'timestamp: expected seconds, got {at_s}')
     return EventBatch(
-        at_s=float(_expect('timestamp', at_s, (int, float))),
+        at_s=float(at_s),
         events=tuple(event for entry in entries for event in _from_entry(entry)),
         rank=_expect('rank', rank or 0, int),
     )
@@ -154,10 +158,13 @@ def _stored(fields: dict[str, object]) -> BlocksStored:
         raise BadRequestError(
             f'token_ids: expected {len(hashes)} blocks of block_size > 0, got {len(tokens)} tokens of {block_tokens}'
         )
+    token_ids = tuple(_expect('token_ids', token, int) for token in tokens)
+    if token_ids and not (_TOKENS.start <= min(token_ids) and max(token_ids) < _TOKENS.stop):
+        raise BadRequestError(f'token_ids: expected 32 bits each, got {min(token_ids)} to {max(token_ids)}')
     parent = fields.get('parent_block_hash')
     return BlocksStored(
         block_hashes=hashes,
-        token_ids=tuple(_expect('token_ids', token, int) for token in tokens),
+        token_ids=token_ids,
         block_tokens=block_tokens,
         parent_hash=0 if parent is None else _hash(parent),
         tier=_tier(fields),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_agent_ros.inference.engine_mirror import EngineMirror, MirrorState
+from kv_agent_ros.inference.engine_mirror import MAX_SESSIONS, EngineMirror, MirrorState
 from kv_agent_ros.kvcache.block import Tier
 from kv_agent_ros.kvcache.event_wire import AllCleared, BlocksRemoved, BlocksStored, WireEvent
 
@@ -81,3 +81,25 @@ def test_nothing_heard_is_not_the_same_as_nothing_cached() -> None:
     assert mirror.state is MirrorState.WAITING
     mirror.apply(AllCleared())
     assert mirror.state is MirrorState.SYNCED
+
+
+def test_sessions_that_are_long_silent_are_forgotten_though_their_prefix_stays() -> None:
+    mirror = EngineMirror()
+    for number in range(MAX_SESSIONS + 2):
+        mirror.apply(stored(1, 0, Tier.HBM, 'robot'))
+        mirror.apply(stored(1, 0, Tier.HBM, str(number)))
+    mirror.check_integrity()
+    names = set(mirror.stats().blocks_by_session)
+    assert len(names) == MAX_SESSIONS
+    assert {'robot', '3', str(MAX_SESSIONS + 1)} <= names
+    assert not {'0', '1'} & names
+
+
+def test_mirror_of_an_engine_that_never_removes_starts_anew_and_says_so() -> None:
+    mirror = EngineMirror(max_blocks=4)
+    for number in range(1, 6):
+        mirror.apply(stored(number, 0, Tier.HBM))
+    mirror.check_integrity()
+    stats = mirror.stats()
+    assert (stats.state, stats.num_blocks) == (MirrorState.DEGRADED, 1)
+    assert mirror.matched_tokens([5], '') == 1

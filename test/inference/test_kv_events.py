@@ -1,7 +1,9 @@
 """Following an engine's events: real ZMQ sockets, and publishers that lose, repeat, restart and lie."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, Replay, Zm
 from kv_agent_ros.inference.loopback_events import ANYWHERE, LoopbackEvents, prefix, removed, stored
 from kv_agent_ros.kvcache.block import EventKind, KVEvent, KVNamespace, Tier, block_keys
 from kv_agent_ros.kvcache.event_stream import EventStream
+from kv_agent_ros.kvcache.event_wire import EventBatch, encode_batch
 
 WAIT_S = 10.0
 
@@ -249,6 +252,64 @@ def test_garbage_degrades_the_mirror_and_ends_nothing(
     engine.say(stored(1))
     until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
     assert follower.stats().state is MirrorState.DEGRADED
+
+
+@pytest.mark.parametrize('token', [1 << 31, -(1 << 31) - 1, (1 << 64) - 1])
+def test_batch_that_cannot_be_read_is_a_hole_and_all_others_are_followed(
+    stack: ExitStack, engine: LoopbackEvents, token: int
+) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    engine.say(stored(2, parent=1) | {'token_ids': [4, token]})
+    engine.lose(stored(3, parent=1))
+    engine.say(stored(4, parent=3))
+    until(follower, lambda: follower.matched_tokens(prefix(1, 3, 4), '') == 6)
+    assert follower.stats().state is MirrorState.DEGRADED
+    engine.say({'type': 'AllBlocksCleared'})
+    until(follower, lambda: follower.stats().state is MirrorState.SYNCED)
+
+
+def test_number_that_no_engine_counts_to_is_garbage(stack: ExitStack, engine: LoopbackEvents) -> None:
+    follower = connected(stack, engine, with_replay(engine))
+    engine.say(stored(1))
+    until(follower, lambda: follower.matched_tokens(prefix(1), '') == 2)
+    engine.say_bytes(b'kv', (-5).to_bytes(8, 'big', signed=True), encode_batch(EventBatch(at_s=1e9, events=())))
+    until(follower, lambda: follower.stats().state is MirrorState.DEGRADED)
+    assert follower.matched_tokens(prefix(1), '') == 2
+
+
+@pytest.mark.parametrize('frames', [(b'kv',), (b'kv', bytes(8), encode_batch(EventBatch(at_s=0.0, events=())))])
+def test_poll_ends_though_the_engine_never_stops_repeating_itself(
+    stack: ExitStack, engine: LoopbackEvents, frames: tuple[bytes, ...]
+) -> None:
+    follower = connected(stack, engine, NoReplay())
+    is_over = threading.Event()
+    talking = threading.Thread(
+        target=lambda: deque(iter(lambda: engine.say_bytes(*frames) or is_over.is_set(), True), maxlen=0)
+    )
+    polling = threading.Thread(target=lambda: follower.poll(1.0))
+    talking.start()
+    polling.start()
+    polling.join(WAIT_S)
+    has_ended = not polling.is_alive()
+    is_over.set()
+    talking.join()
+    polling.join()
+    assert has_ended
+
+
+def test_replay_that_never_ends_is_cut_off(stack: ExitStack, engine: LoopbackEvents) -> None:
+    engine.say(stored(1))
+    engine.ends_replays = False
+    replayed: list[bool] = []
+    asking = threading.Thread(target=lambda: replayed.append(ZmqReplay(engine.replay_endpoint, 0.1).batches(0)[1]))
+    asking.start()
+    asking.join(WAIT_S)
+    has_ended = not asking.is_alive()
+    engine.ends_replays = True
+    asking.join()
+    assert (has_ended, replayed) == (True, [False])
 
 
 def test_our_own_stream_is_followed(stack: ExitStack) -> None:

@@ -120,6 +120,10 @@ def test_unknown_events_and_fields_are_skipped() -> None:
         [0.0, [{'type': 'BlockStored', 'block_hashes': ['x'], 'block_size': 1, 'token_ids': [1]}]],
         [0.0, [{'type': 'BlockRemoved', 'block_hashes': [True]}]],
         [0.0, [], 'zero'],
+        [float('nan'), []],
+        [float('inf'), []],
+        [0.0, [{'type': 'BlockStored', 'block_hashes': [1], 'block_size': 1, 'token_ids': [1 << 31]}]],
+        [0.0, [{'type': 'BlockStored', 'block_hashes': [1], 'block_size': 1, 'token_ids': [(1 << 64) - 1]}]],
     ],
 )
 def test_a_malformed_batch_is_refused(value: object) -> None:
@@ -131,6 +135,11 @@ def test_a_malformed_batch_is_refused(value: object) -> None:
 def test_no_bytes_make_the_reader_fail_otherwise(payload: bytes) -> None:
     with contextlib.suppress(BadRequestError):
         decode_batch(payload)
+
+
+def test_a_batch_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(BadRequestError, match='expected'):
+        decode_batch(b'\x91' * 100_000 + b'\x00')
 
 
 def test_a_hash_on_the_wire_is_the_start_of_the_key_as_a_signed_number() -> None:
