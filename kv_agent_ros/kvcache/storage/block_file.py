@@ -116,7 +116,7 @@ def _read_header(descriptor: int, key: bytes) -> tuple[BlockRecord, int] | None:
     tokens = first[_HEAD.size : _HEAD.size + num_token_bytes]
     if block_key(parent, tokens) != key:
         return None
-    codec = first[_HEAD.size + num_token_bytes : end].decode()
+    codec = first[_HEAD.size + num_token_bytes : end].decode(errors='replace')  # then no codec's name
     record = BlockRecord(
         key=key,
         parent_key=parent,

@@ -32,7 +32,7 @@ class DeadlineThread:
         self._name = name
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._is_running = False  # whether a thread takes jobs; one that dies of a defect lives on for a while
         self._num_abandoned = 0
 
     @property
@@ -59,11 +59,9 @@ class DeadlineThread:
         self._jobs.put(None)
 
     def _start(self) -> None:
-        if self._thread.is_alive():
-            return
-        if self._thread.ident is not None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._thread.start()
+        if not self._is_running:
+            self._is_running = True
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -71,7 +69,9 @@ class DeadlineThread:
                 job.act()
                 job.is_done = True
             finally:
+                self._is_running = job.is_done
                 self._end(job)
+        self._is_running = False
 
     def _end(self, job: _Job) -> None:
         with self._lock:
