@@ -197,7 +197,7 @@ class PageStore:
             for (_, length), equal in groupby(run.records, key=lambda record: (record.codec, record.length_bytes)):
                 records = list(equal)
                 end = start + len(records) * length
-                yield records, run.stored[start:end].reshape(-1, length)
+                yield records, run.stored[start:end].reshape(len(records), length)
                 start = end
             keys = keys[len(run.records) :]
 

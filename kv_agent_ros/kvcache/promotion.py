@@ -60,10 +60,13 @@ class Promoter:
     def promote(self, held: HeldPrefix, limit_s: float = math.inf) -> None:
         """Add to a prefix what the tiers below have, fastest first. A tier that fails adds nothing.
 
-        After `limit_s` no further block is begun: whoever waits has patience for a part of the prefix, not for all.
+        After `limit_s` no further block is begun, and no tier asked: whoever waits has patience for a part of the
+        prefix, not for all.
         """
         ends_s = self._timer() + limit_s
         for tier in self._books.backing:
+            if self._timer() >= ends_s:
+                return
             if held.lock.num_blocks < held.path.num_blocks and not tier.is_degraded:
                 tier.discover(held.path)
                 self._promote_from(tier, held, ends_s)

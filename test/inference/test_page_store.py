@@ -12,7 +12,7 @@ import pytest
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.page_store import PageKey, PageLines, PageStore, model_revision, opaque_layout
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace
-from kv_agent_ros.kvcache.storage.base import ByteArray
+from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
 from kv_agent_ros.kvcache.storage.fake import FakeStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
 from kv_agent_ros.kvcache.storage.remote import RemoteStore
@@ -313,3 +313,28 @@ def test_models_with_one_name_and_other_weights_have_other_revisions(tmp_path: P
     assert model_revision(tmp_path) != first
     with pytest.raises(ConfigError, match='expected a Hugging Face model'):
         model_revision(tmp_path / 'config.json')
+
+
+@pytest.mark.parametrize('codec', ['raw', 'float16', 'plain-8', 'mixed-4', 'channel-4', 'rotated-4', 'rotated-2', 'x'])
+@pytest.mark.parametrize('num_bytes', [0, 1, 17])
+def test_stored_bytes_that_are_no_page_are_a_miss_and_make_room_for_one(codec: str, num_bytes: int) -> None:
+    device = FakeStore(ROOM_BYTES)
+    store = PageStore(GuardedStore(device), NAMESPACE.digest)
+    places = store.keys([], hashes(3))
+    for index, place in enumerate(places):
+        assert store.put(place, page(index), LAYOUT)
+    record, _ = device.blocks[places[1].key]
+    foreign = np.zeros(num_bytes, np.uint8)
+    foreign_record = replace(record, length_bytes=num_bytes, checksum=checksum(foreign), codec=codec)
+    device.blocks[record.key] = foreign_record, foreign
+    memory = np.zeros((3 * LAYOUT.num_bytes // 256, 64), np.float32)
+    lines = PageLines(
+        memory=memory,
+        pattern=np.arange(len(memory) // 3).reshape(2, -1),
+        starts=np.arange(3) * (len(memory) // 3),
+    )
+    assert store.read_lines(places, LAYOUT, lines) == 1
+    assert not memory[len(memory) // 3 :].any()
+    assert store.find(places) == 1
+    assert store.put(places[1], page(1), LAYOUT)
+    assert store.read_lines(places, LAYOUT, lines) == 3

@@ -51,13 +51,27 @@ def test_books_tell_what_was_saved_and_what_loading_cost(open_cache: Callable[..
 
 
 def test_prompt_waits_for_a_slow_tier_only_so_long_and_gets_what_came(open_cache: Callable[..., Cache]) -> None:
-    cache = open_cache(timer=Stopwatch(step_s=1.0), max_load_s=3.5)
+    cache = open_cache(
+        timer=Stopwatch(step_s=1.0), max_load_s=4.5
+    )  # a look before the tier is asked, one before it is read
     cache.write(HEAD)
     cache.flush()
     cache.drop_dram()
     assert cache.read(PROMPT) == 8  # of 16
     assert cache.read(PROMPT) == 16  # nothing is lost: the next one gets the rest
     cache.manager.check_integrity()
+
+
+def test_memory_is_not_emptied_for_blocks_that_nobody_waits_for(open_cache: Callable[..., Cache]) -> None:
+    cache = open_cache(dram_blocks=4, timer=Stopwatch(step_s=1.0), max_load_s=0.0)
+    cache.write(HEAD)
+    cache.flush()
+    cache.drop_dram()
+    other = range(100, 116)
+    cache.write(other)
+    cache.flush()
+    assert cache.read(PROMPT) == 0
+    assert cache.read([*other, 99]) == 16
 
 
 def test_prefetch_is_not_in_a_hurry(open_cache: Callable[..., Cache]) -> None:

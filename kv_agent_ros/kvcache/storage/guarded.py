@@ -119,13 +119,18 @@ class GuardedStore:
             return found[0]
 
     def get_run(self, keys: Sequence[bytes], room_bytes: int) -> StoredRun:
-        """As many of these blocks as are there and fit into so many bytes, in their order, for one wait in all."""
+        """As many of these blocks as are there and fit into so many bytes, in their order, for one wait in all.
+
+        A slow device ends the run early with what came; whoever wants more asks again.
+        """
         found: list[BlockRecord] = []
         room = np.empty(room_bytes, dtype=np.uint8)  # an abandoned read goes on writing to it
 
         def act() -> Sequence[int]:
-            start = 0
+            start, ends_s = 0, self._clock() + self._limits.deadline_s / 2
             for key in keys[: num_leading(keys, lambda key: not self._is_owed(key))]:
+                if self._clock() >= ends_s:
+                    break
                 record = self._store.get(key, room[start:])
                 if record is None:
                     break

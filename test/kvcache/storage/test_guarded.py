@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stored_blocks import block
 
-from kv_agent_ros.kvcache.storage.base import PutResult, checksum
+from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, checksum
 from kv_agent_ros.kvcache.storage.disk import DiskStore
 from kv_agent_ros.kvcache.storage.fake import FakeStore
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore, GuardLimits
@@ -256,6 +256,27 @@ def test_a_run_over_a_hanging_block_is_a_miss_in_time_and_is_not_handed_out_late
     guarded.let_go()
     guarded.wait_until_usable()
     assert run(guarded, (1, 3)) == [1, 3]
+
+
+class SlowStore(FakeStore):
+    """Every block takes a while, by the clock of the test."""
+
+    now_s = 0.0
+
+    def get(self, key: bytes, out: ByteArray) -> BlockRecord | None:
+        self.now_s += 0.08
+        return super().get(key, out)
+
+
+def test_a_run_from_a_slow_device_ends_before_its_deadline_with_what_came() -> None:
+    device = SlowStore(1 << 20)
+    store = GuardedStore(device, LIMITS, lambda: device.now_s)
+    for number in range(1, 6):
+        store.put(*block(number))
+    keys = [block(number)[0].key for number in range(1, 6)]
+    found = store.get_run(keys, 1 << 20)
+    assert list(found.records) == [block(1)[0], block(2)[0]]  # the next one might take as long again
+    assert list(store.get_run(keys[2:], 1 << 20).records) == [block(3)[0], block(4)[0]]
 
 
 def test_a_run_stops_at_a_damaged_block(guarded: Guarded) -> None:
