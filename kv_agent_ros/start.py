@@ -1,8 +1,10 @@
 """Starts an executable by name: signals first, imports second, so that Ctrl-C during a slow import ends cleanly too."""
 
+import contextlib
 import importlib
 import os
 import signal
+import stat
 import sys
 import threading
 import time
@@ -29,13 +31,30 @@ def start(module: str) -> NoReturn:
 
 
 def end_with_starter() -> None:
-    """End this process when stdin ends: its starter holds the other end, and lets go even when it is killed."""
+    """End this process when the pipe at stdin ends: its starter holds it, and lets go even when it is killed.
+
+    Raises SystemExit for any other stdin: a file ends at once, a terminal stops who reads in the background, and in the
+    place of a closed one something else is opened soon.
+    """
+    if not _is_pipe(0):
+        print(f'{LIFELINE}: expected a pipe at stdin, got something else; leave the option out', file=sys.stderr)
+        raise SystemExit(2)
+    os.set_blocking(0, True)
     threading.Thread(target=_watch_stdin, name='lifeline', daemon=True).start()
 
 
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
 def _watch_stdin() -> None:
-    while os.read(0, 1):
-        pass
+    with contextlib.suppress(OSError):  # of a socket whose other end is killed
+        while os.read(0, 1):
+            pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os._exit(1)
