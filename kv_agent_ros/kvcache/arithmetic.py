@@ -3,9 +3,10 @@
 Sums of levels are exact in float32, in any order, because levels are rounded; all else is done in the same order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+import logging
 from typing import Any, Protocol  # Any: numba's compiled functions carry no types
 
 import numpy as np
@@ -15,6 +16,8 @@ from kv_agent_ros.kvcache.packing import Codes, Wide, narrow, pack, packed_size,
 from kv_agent_ros.kvcache.rotation import LEVEL_STEP, Floats, codebook, hadamard, rotation_width, thresholds
 
 LARGEST_HALF = np.float32(65504)
+
+_log = logging.getLogger(__name__)
 
 Halves = npt.NDArray[np.float16]
 Places = npt.NDArray[np.int64]
@@ -197,34 +200,60 @@ def compiled_arithmetic() -> CompiledArithmetic:
 
 @cache
 def best_arithmetic() -> Arithmetic:
-    """The fastest that this machine has."""
-    try:
-        return compiled_arithmetic()
-    except ImportError:
-        return NumpyArithmetic()
+    """The fastest that this machine has and that gives numpy's bits; looks once a process, which compiles all there is.
 
-
-@cache
-def warm_up() -> None:
-    """Compile, or read from numba's cache, all that float32 and float16 blocks need; once a process.
-
-    Without it the first block of a process waits for seconds; a second thread may call it meanwhile.
+    A compiler's cache may be of another version of the loops, and wrong numbers have good checksums.
     """
-    arithmetic, vectors = best_arithmetic(), np.ones((1, 1, 8), np.float32)
-    signs = vectors[0, 0]
-    norms = Scales(packed=np.zeros((1, 1), np.uint8), bits=8, table=signs, largest=np.zeros(1, np.uint16))
-    arithmetic.turn(vectors, signs)
-    arithmetic.scales(norms, 1)
-    halves = np.zeros(vectors.shape, np.float16)
-    arithmetic.widen(halves)
-    arithmetic.halve(vectors, halves)
-    for bits in (2, 4, 8):
-        packed = np.zeros((1, 1, packed_size(8, bits)), np.uint8)
-        for out in (vectors, halves):
-            arithmetic.scale(PackedCodes(packed=packed, bits=bits, origin=0.0), vectors, vectors, (1, 1), Lines.of(out))
+    exact = NumpyArithmetic()
+    try:
+        compiled = compiled_arithmetic()
+    except ImportError:
+        return exact
+    if agree(compiled, exact):
+        return compiled
+    _log.error(
+        'compiled loops of quantisation: expected the bits of numpy, got others; numpy is used, which is slower.'
+    )
+    _log.error("Delete numba's cache, the *.nbi files in __pycache__ beside arithmetic.py or in NUMBA_CACHE_DIR")
+    return exact
+
+
+def warm_up() -> None:
+    """Compile, or read from the compiler's cache, all that blocks need; else the first block waits for it."""
+    best_arithmetic()
+
+
+def agree(one: Arithmetic, other: Arithmetic) -> bool:
+    """Whether both give the same bits for a sample of all that there is."""
+    return all(ours.tobytes() == theirs.tobytes() for ours, theirs in zip(_sample(one), _sample(other), strict=True))
+
+
+def _sample(arithmetic: Arithmetic) -> Iterator[npt.NDArray[Any]]:
+    random = np.random.default_rng(0)
+    for shape in ((2, 5, 64), (1, 3, 24)):
+        rows, tokens, channels = shape
+        vectors = random.standard_normal(shape, np.float32)
+        centre, signs = vectors[:, 0], np.sign(vectors[0, 0])
+        norms = Scales(
+            packed=random.integers(0, 256, (rows, tokens), np.uint8),
+            bits=8,
+            table=random.random(256, np.float32),
+            largest=random.integers(0x3F00, 0x4000, rows, np.uint16),
+        )
+        halves = np.zeros(shape, np.float16)
+        arithmetic.halve(vectors, halves)
+        yield from (halves, arithmetic.widen(halves), arithmetic.turn(vectors, signs), arithmetic.scales(norms, tokens))
+        for bits in (2, 4, 8):
+            packed = random.integers(0, 256, (rows, tokens, packed_size(channels, bits)), np.uint8)
+            codes = PackedCodes(packed=packed, bits=bits, origin=0.5)
+            for out in (np.zeros(shape, np.float32), np.zeros(shape, np.float16)):
+                arithmetic.scale(codes, vectors, vectors, (1, 1), Lines.of(out))
+                yield out.copy()
+                if bits < 8:
+                    arithmetic.look_up(packed, bits, norms, signs, np.ascontiguousarray(centre), Lines.of(out))
+                    yield out
             if bits < 8:
-                arithmetic.choose(vectors, vectors[..., 0], bits)
-                arithmetic.look_up(packed, bits, norms, signs, vectors[0], Lines.of(out))
+                yield arithmetic.choose(vectors, np.abs(vectors[..., 0]), bits)
 
 
 RESOLUTION = 2 / LEVEL_STEP  # places of a unit: edges are means of two levels

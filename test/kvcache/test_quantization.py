@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from kv_agent_ros.errors import StoreError
-from kv_agent_ros.kvcache.arithmetic import NumpyArithmetic, best_arithmetic, compiled_arithmetic
+from kv_agent_ros.kvcache.arithmetic import Halves, NumpyArithmetic, agree, best_arithmetic, compiled_arithmetic
 from kv_agent_ros.kvcache.channel_quantizer import ChannelQuantizer
 from kv_agent_ros.kvcache.quantization import Axis, CentredQuantizer, PlainQuantizer, Quantizer, RotatedQuantizer
-from kv_agent_ros.kvcache.rotation import codebook, hadamard, signs, thresholds
+from kv_agent_ros.kvcache.rotation import Floats, codebook, hadamard, signs, thresholds
 
 
 def rotated(bits: int, arithmetic: Callable = best_arithmetic) -> RotatedQuantizer:
@@ -241,6 +241,22 @@ def test_widening_agrees_with_numpy_for_every_float16():
     halves = np.concatenate([halves, -halves])
 
     assert compiled_arithmetic().widen(halves).tobytes() == NumpyArithmetic().widen(halves).tobytes()
+
+
+class OneBitOff(NumpyArithmetic):
+    """What a stale cache of a compiler may give."""
+
+    def widen(self, halves: Halves) -> Floats:
+        values = super().widen(halves)
+        values.view(np.uint32).reshape(-1)[7] ^= 1
+        return values
+
+
+def test_loops_that_give_other_bits_than_numpy_are_found_out():
+    assert not agree(OneBitOff(), NumpyArithmetic())
+    assert agree(NumpyArithmetic(), NumpyArithmetic())
+    pytest.importorskip('numba')
+    assert agree(compiled_arithmetic(), NumpyArithmetic())
 
 
 def test_a_process_that_cannot_write_the_compiler_cache_compiles_without_it():
