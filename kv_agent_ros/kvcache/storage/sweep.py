@@ -55,7 +55,8 @@ class Sweep:
 
     def wait(self, timeout_s: float) -> bool:
         """Have it all deleted; False when that takes longer, and then it goes on behind."""
-        if not self._is_over and self._worker.submit(self.epoch):
+        if not self._is_over:
+            self._worker.submit(self.epoch)  # refused where one waits already, who will see all of it
             self._worker.flush(timeout_s)
         return self._is_over
 
