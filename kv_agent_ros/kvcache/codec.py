@@ -25,6 +25,7 @@ from kv_agent_ros.kvcache.quantization import (
 from kv_agent_ros.kvcache.storage.base import ByteArray
 
 FLOAT16_LARGEST = 65504.0
+FLOAT_KIND = 'f'  # of a numpy dtype; others are kept as they are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -86,6 +87,7 @@ class Float16Codec:
     bits = 16
 
     def encode(self, block: ByteArray, layout: BlockLayout) -> ByteArray:
+        _require_floats(layout)
         _require_size(block, layout)
         values = block.view(layout.dtype)
         if not np.abs(values).max(initial=0) <= FLOAT16_LARGEST:
@@ -93,6 +95,7 @@ class Float16Codec:
         return values.astype(np.float16).view(np.uint8)
 
     def decode(self, stored: ByteArray, layout: BlockLayout, out: ByteArray) -> None:
+        _require_floats(layout)
         if 2 * math.prod(layout.shape) != len(stored):
             raise StoreError(f'codec float16: expected {2 * math.prod(layout.shape)} bytes, got {len(stored)}')
         _require_size(out, layout)
@@ -116,11 +119,13 @@ class QuantizedCodec:
         return self.keys.num_bytes(_rows(layout)) + self.values.num_bytes(_rows(layout))
 
     def encode(self, block: ByteArray, layout: BlockLayout) -> ByteArray:
+        _require_floats(layout)
         _require_size(block, layout)
         keys, values = block.view(layout.dtype).reshape(2, *_rows(layout))
         return joined(self.keys.encode(keys), self.values.encode(values))
 
     def decode(self, stored: ByteArray, layout: BlockLayout, out: ByteArray) -> None:
+        _require_floats(layout)
         _require_size(out, layout)
         rows = _rows(layout)
         stored_keys, stored_values = split(stored, [self.keys.num_bytes(rows), self.values.num_bytes(rows)])
@@ -216,3 +221,8 @@ def _put_floats(stored: ByteArray, layout: BlockLayout, dtype: str, out: BlockLi
 def _require_size(block: ByteArray, layout: BlockLayout) -> None:
     if len(block) != layout.num_bytes:
         raise StoreError(f'block: expected {layout.num_bytes} bytes for {layout}, got {len(block)}')
+
+
+def _require_floats(layout: BlockLayout) -> None:
+    if np.dtype(layout.dtype).kind != FLOAT_KIND:
+        raise StoreError(f'block: expected floats, got {layout.dtype}; keep the block raw')

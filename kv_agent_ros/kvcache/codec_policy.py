@@ -6,10 +6,13 @@ recent then stays exact, so that at every length, also right after a flush, the 
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from kv_agent_ros.errors import BadRequestError
 from kv_agent_ros.kvcache.block import BlockLayout
 from kv_agent_ros.kvcache.codec import (
     CHANNEL_4,
+    FLOAT_KIND,
     MIXED_4,
     PLAIN_8,
     ROTATED_2,
@@ -26,7 +29,7 @@ LONG_BLOCK_TOKENS = 32  # and from here on in 8 bits
 
 def codec_for(layout: BlockLayout) -> BlockCodec:
     """The best that keeps the bits that the layout asks for."""
-    if layout.bits > 8:
+    if layout.bits > 8 or np.dtype(layout.dtype).kind != FLOAT_KIND:
         return RawCodec()
     if layout.bits > 4:
         return PLAIN_8

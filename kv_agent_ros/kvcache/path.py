@@ -109,6 +109,6 @@ def _checked(namespace: KVNamespace) -> tuple[bytes, BlockLayout]:
         raise BadRequestError(f'namespace.dtype: expected a numpy name, got {namespace.dtype!r}') from error
     if namespace.bits not in (2, 4, 8, 16):
         raise BadRequestError(f'namespace.bits: expected 2, 4, 8 or 16, got {namespace.bits}')
-    if block_bytes <= 0:
+    if block_bytes <= 0 or np.dtype(namespace.dtype).hasobject:
         raise BadRequestError(f'namespace.dtype: expected elements of one byte or more, got {namespace.dtype!r}')
     return namespace.digest, namespace.layout

@@ -77,6 +77,18 @@ def test_nan_and_infinity_are_refused_in_keys_and_in_values(codec: BlockCodec, b
             codec.encode(raw, LAYOUT)
 
 
+@pytest.mark.parametrize('dtype', ['int8', 'uint8', 'complex64', 'S3'])
+@pytest.mark.parametrize('codec', CODECS[1:], ids=lambda codec: codec.name)
+def test_elements_that_are_no_floats_are_kept_as_they_are(codec: BlockCodec, dtype: str):
+    layout = replace(LAYOUT, dtype=dtype)
+    stored = codec.encode(block(LAYOUT), LAYOUT)
+    assert codec_for(layout).name == 'raw'
+    with pytest.raises(StoreError, match='expected floats'):
+        codec.encode(np.zeros(layout.num_bytes, np.uint8), layout)
+    with pytest.raises(StoreError, match='expected floats'):
+        codec.decode(stored, layout, np.zeros(layout.num_bytes, np.uint8))
+
+
 @pytest.mark.parametrize('codec', CODECS, ids=lambda codec: codec.name)
 def test_a_block_is_decoded_into_any_bytes_of_a_segment(codec: BlockCodec):
     raw = block(LAYOUT)
