@@ -123,6 +123,8 @@ class EventFollower:
             if not self._subscription.poll(0 if number or num_applied else round(timeout_s * 1000)):
                 break
             num_applied += self._hear(self._subscription.recv_multipart())
+            if self._must_verify and self._replay.can_repeat:
+                break  # it has just been asked, and to ask takes long
         return num_applied
 
     def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str, adapter: str = '') -> int:

@@ -11,7 +11,7 @@ import pytest
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import ConfigError
 from kv_agent_ros.inference.engine_mirror import MirrorState
-from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, Replay, ZmqReplay
+from kv_agent_ros.inference.kv_events import EventFollower, NoReplay, NumberedBatch, Replay, ZmqReplay
 from kv_agent_ros.inference.loopback_events import ANYWHERE, LoopbackEvents, prefix, removed, stored
 from kv_agent_ros.kvcache.block import EventKind, KVEvent, KVNamespace, Tier, block_keys
 from kv_agent_ros.kvcache.event_stream import EventStream
@@ -297,6 +297,28 @@ def test_poll_ends_though_the_engine_never_stops_repeating_itself(
     talking.join()
     polling.join()
     assert has_ended
+
+
+class MuteReplay:
+    """A Replay that never answers, and counts who asked."""
+
+    can_repeat = True
+    num_asked = 0
+
+    def batches(self, first: int) -> tuple[list[NumberedBatch], bool]:
+        self.num_asked += 1
+        return [], False
+
+
+def test_engine_that_only_talks_and_never_repeats_holds_no_poll_up(stack: ExitStack, engine: LoopbackEvents) -> None:
+    replay = MuteReplay()
+    follower = following(stack, engine, replay)
+    until(follower, lambda: replay.num_asked > 1, again=lambda: engine.say(stored(1)))  # its connection stands
+    for _ in range(100):
+        engine.say(stored(1))
+    before = replay.num_asked
+    follower.poll(WAIT_S)
+    assert replay.num_asked - before <= 2
 
 
 def test_replay_that_never_ends_is_cut_off(stack: ExitStack, engine: LoopbackEvents) -> None:
