@@ -111,7 +111,7 @@ def test_impossible_tokens_are_refused(tokens: list[int]) -> None:
         token_path(NAMESPACE, tokens)
 
 
-@pytest.mark.parametrize('change', [{'block_tokens': 0}, {'num_layers': -1}, {'dtype': 'float33'}])
+@pytest.mark.parametrize('change', [{'block_tokens': 0}, {'num_layers': -1}, {'dtype': 'float33'}, {'dtype': 'O'}])
 def test_impossible_namespaces_are_refused(change: dict[str, str | int]) -> None:
     with pytest.raises(BadRequestError, match='namespace'):
         token_path(replace(NAMESPACE, **change), [1, 2, 3, 4])  # type: ignore[arg-type]
