@@ -7,11 +7,11 @@ cache, and every loop then runs over the whole tile or over one vector, without 
 import platform
 
 from llvmlite import binding
-import numba
 from numba.core import types
 from numba.extending import overload
 import numpy as np
 
+from kv_agent_ros.kvcache.loop_cache import compiled
 from kv_agent_ros.kvcache.vector_code import (
     LANES,
     LARGEST_RUN,
@@ -31,14 +31,6 @@ LARGEST_HALF = np.float32(65504)
 CAN_HALVE = platform.machine() in ('aarch64', 'arm64') or bool(binding.get_host_cpu_features().get('f16c'))
 
 
-def _compiled(loop):
-    """A later process reads numba's cache; where no folder for it can be written, every process compiles."""
-    try:
-        return numba.njit(cache=True, nogil=True, error_model='numpy')(loop)
-    except RuntimeError:
-        return numba.njit(nogil=True, error_model='numpy')(loop)
-
-
 def _stored(value, line):
     """The value as `line` has its elements: float32, or the bits of float16."""
 
@@ -50,7 +42,7 @@ def _typed_stored(value, line):
     return lambda value, line: value
 
 
-@_compiled
+@compiled
 def _transform(tile, width):
     """Of runs of `width` elements; the widest steps first."""
     run = width
@@ -80,7 +72,7 @@ def _transform(tile, width):
             turn_256(tile, start)
 
 
-@_compiled
+@compiled
 def _tile(like, num):
     """For `num` elements, from the start of a line of the cache on: no register is then filled from two lines."""
     elements = np.empty(num + LINE_BYTES // like.itemsize, like.dtype)
@@ -88,7 +80,7 @@ def _tile(like, num):
     return elements[start : start + num]
 
 
-@_compiled
+@compiled
 def turn(vectors, signs, width, turned):
     num_vectors, length = vectors.shape
     for vector in range(num_vectors):
@@ -98,7 +90,7 @@ def turn(vectors, signs, width, turned):
         _transform(line, width)
 
 
-@_compiled
+@compiled
 def choose(vectors, inverse, code_at, resolution, bits, packed):
     """The code of an element is found by its place on a grid on which every edge lies."""
     num_vectors, length = vectors.shape
@@ -121,13 +113,13 @@ def choose(vectors, inverse, code_at, resolution, bits, packed):
             packed[vector, i] = byte
 
 
-@_compiled
+@compiled
 def _scale(packed, bits, place, table):
     first_bit = place * bits
     return table[(packed[first_bit >> 3] >> (first_bit & 7)) & ((1 << bits) - 1)]
 
 
-@_compiled
+@compiled
 def scales(packed, bits, table, largest, found):
     rows, num = found.shape
     for row in range(rows):
@@ -135,7 +127,7 @@ def scales(packed, bits, table, largest, found):
             found[row, place] = _scale(packed[row], bits, place, table) * wide_value(largest[row])
 
 
-@_compiled
+@compiled
 def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs, centre, places, out):
     """A byte brings all its levels as one wide number. Vector i becomes line places[i] of `out`."""
     num_vectors, size = packed.shape
@@ -162,7 +154,7 @@ def look_up(packed, wide_levels, width, norms, norm_bits, table, largest, signs,
                 row, token = row + 1, 0
 
 
-@_compiled
+@compiled
 def scale(packed, wide_codes, low, step, token_group, channel_group, places, out):
     rows, tokens, size = packed.shape
     length, num_parts = out.shape[1], low.shape[2]
@@ -196,13 +188,13 @@ def scale(packed, wide_codes, low, step, token_group, channel_group, places, out
                             run[i] = _stored(among[i] * factor + offset, run)
 
 
-@_compiled
+@compiled
 def halve(values, halves):
     for i in range(len(values)):
         halves[i] = _stored(values[i], halves)
 
 
-@_compiled
+@compiled
 def widen(halves, values):
     for i in range(len(halves)):
         values[i] = half_value(halves[i])
