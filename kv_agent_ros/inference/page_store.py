@@ -17,7 +17,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from kv_agent_ros.errors import ConfigError, StoreError
+from kv_agent_ros.errors import BadRequestError, ConfigError, StoreError
 from kv_agent_ros.kvcache.arithmetic import Lines
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
 from kv_agent_ros.kvcache.codec import BlockCodec, BlockLines, Float16Codec, RawCodec, codec_named
@@ -65,6 +65,16 @@ class PageLines:
     memory: npt.NDArray[np.float32] | npt.NDArray[np.float16]  # (lines, channels), C-contiguous
     pattern: npt.NDArray[np.int64]  # (2, layers * heads * tokens), lines of the keys and values of a page at line 0
     starts: npt.NDArray[np.int64]  # (pages,), the line that each page begins at
+
+    def check(self, num_pages: int) -> None:
+        """Raise BadRequestError unless so many pages have all their lines in the memory: compiled loops do not look."""
+        starts, pattern = self.starts[:num_pages], self.pattern
+        if len(starts) < num_pages:
+            raise BadRequestError(f'lines: expected those of {num_pages} pages, got {len(starts)}')
+        if num_pages and not 0 <= starts.min() + pattern.min() <= starts.max() + pattern.max() < len(self.memory):
+            raise BadRequestError(
+                f'lines: expected some below {len(self.memory)}, got pages at {starts.min()} to {starts.max()}'
+            )
 
     def part(self, first: int, num_pages: int) -> BlockLines:
         """For some of the pages."""
@@ -131,8 +141,9 @@ class PageStore:
     def read_lines(self, places: Sequence[PageKey], layout: BlockLayout, out: PageLines) -> int:
         """Write these pages, up to the first miss, to where they are wanted; returns how many there were.
 
-        After a miss nothing of that page has been written.
+        After a miss nothing of that page has been written. Raises BadRequestError for lines that are not there.
         """
+        out.check(len(places))
 
         def write(codec: BlockCodec, stored: Stored, first: int) -> None:
             codec.decode_all(stored, layout, out.part(first, len(stored)))

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from kv_agent_ros.errors import ConfigError
+from kv_agent_ros.errors import BadRequestError, ConfigError
 from kv_agent_ros.inference.page_store import PageKey, PageLines, PageStore, model_revision, opaque_layout
 from kv_agent_ros.kvcache.block import BlockLayout, KVNamespace
 from kv_agent_ros.kvcache.storage.base import ByteArray, checksum
@@ -338,3 +338,16 @@ def test_stored_bytes_that_are_no_page_are_a_miss_and_make_room_for_one(codec: s
     assert store.find(places) == 1
     assert store.put(places[1], page(1), LAYOUT)
     assert store.read_lines(places, LAYOUT, lines) == 3
+
+
+@pytest.mark.parametrize('starts', [[0, -1], [0, 1], [0, 1 << 40], [0]])
+def test_pages_are_never_written_beside_the_memory_that_they_are_wanted_in(tmp_path: Path, starts: list[int]) -> None:
+    store = opened(tmp_path)
+    fill(store, 2)
+    memory = np.zeros((LAYOUT.num_bytes // 256, 64), np.float32)
+    lines = PageLines(
+        memory=memory, pattern=np.arange(len(memory)).reshape(2, -1), starts=np.array(starts, dtype=np.int64)
+    )
+    with pytest.raises(BadRequestError, match='lines'):
+        store.read_lines(store.keys([], hashes(2)), LAYOUT, lines)
+    assert not memory.any()
