@@ -63,7 +63,7 @@ class EngineMirror:
         self._tips: OrderedDict[str, int] = OrderedDict()  # by session, the last block that it stored and that is left
         self._sessions_at: dict[int, set[str]] = {}  # the same, by block
         self._names_sessions = False
-        self._reachable: set[int] = set()  # from a prefix's first block on
+        self._reachable: dict[int, int] = {}  # from a prefix's first block on, with the blocks up to each
         self._num_by_tier: Counter[Tier] = Counter()  # of those
         self._state = MirrorState.WAITING
         self._block_tokens = 1
@@ -126,7 +126,9 @@ class EngineMirror:
             num_events=self._num_events,
             num_resyncs=self._num_resyncs,
             names_sessions=self._names_sessions,
-            blocks_by_session={name: self._depth(tip) for name, tip in self._tips.items() if tip in self._reachable},
+            blocks_by_session={
+                name: self._reachable[tip] for name, tip in self._tips.items() if tip in self._reachable
+            },
         )
 
     def check_integrity(self) -> None:
@@ -136,7 +138,12 @@ class EngineMirror:
         for block_hash, block in self._blocks.items():
             assert block.tiers, f'block {block_hash}: expected a tier, got none'
             assert block_hash in self._children[block.parent][block.tokens], f'block {block_hash}: not under its parent'
-        assert self._reachable == self._found_from_the_first(), 'reachable: expected what a walk from the first finds'
+        found = self._found_from_the_first()
+        assert set(self._reachable) == found, 'reachable: expected what a walk from the first finds'
+        for each in found:
+            parent = self._blocks[each].parent
+            before = 0 if isinstance(parent, tuple) else self._reachable[parent]
+            assert self._reachable[each] == before + 1, f'block {each}: expected one more than its parent has before it'
         tiers = Counter(tier for each in self._reachable for tier in self._blocks[each].tiers)
         assert tiers == +self._num_by_tier, 'tiers: expected the counts of the reachable blocks'
         tips = {(name, tip) for tip, names in self._sessions_at.items() for name in names}
@@ -213,29 +220,21 @@ class EngineMirror:
         if not self._sessions_at[block_hash]:
             del self._sessions_at[block_hash]
 
-    def _depth(self, block_hash: int) -> int:
-        """How many blocks a reachable one's prefix has."""
-        depth, at = 0, self._blocks[block_hash]
-        while True:
-            depth += 1
-            if isinstance(at.parent, tuple):
-                return depth
-            at = self._blocks[at.parent]
-
     def _reach(self, block_hash: int) -> None:
         """It is known from its prefix's first block on, and so is what is known behind it."""
         for each in self._subtree(block_hash):
-            self._reachable.add(each)
-            self._num_by_tier.update(self._blocks[each].tiers)
+            block = self._blocks[each]
+            self._reachable[each] = 1 if isinstance(block.parent, tuple) else self._reachable[block.parent] + 1
+            self._num_by_tier.update(block.tiers)
 
     def _cut_off(self, block_hash: int) -> None:
         """It is about to go, and what is behind it cannot be reached any more."""
         for each in self._subtree(block_hash):
-            self._reachable.discard(each)
+            del self._reachable[each]
             self._num_by_tier.subtract(self._blocks[each].tiers)
 
     def _subtree(self, *first: Parent) -> list[int]:
-        """The known blocks among these and behind them."""
+        """The known blocks among these and behind them, parents first."""
         found: list[int] = []
         queue = list(first)
         while queue:
