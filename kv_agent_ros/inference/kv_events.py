@@ -117,15 +117,11 @@ class EventFollower:
 
     def poll(self, timeout_s: float) -> int:
         """Apply what the engine has said, waiting up to `timeout_s` for the first of it; the number of batches."""
-        self._note_connections()
-        num_applied = self._catch_up() if self._must_verify else 0
-        for number in range(MAX_MESSAGES_A_POLL):
-            if not self._subscription.poll(0 if number or num_applied else round(timeout_s * 1000)):
-                break
-            num_applied += self._hear(self._subscription.recv_multipart())
-            if self._must_verify and self._replay.can_repeat:
-                break  # it has just been asked, and to ask takes long
-        return num_applied
+        try:
+            return self._poll(timeout_s)
+        except BaseException:  # of which we know nothing, least of all what it kept from being applied
+            self._lose()
+            raise
 
     def matched_tokens(self, tokens: TokenArray | Sequence[int], cache_salt: str, adapter: str = '') -> int:
         """How many tokens from the first on the engine holds in some tier for that tenant and LoRA adapter."""
@@ -148,6 +144,17 @@ class EventFollower:
         if not self._subscription.closed:
             self._subscription.disable_monitor()
             self._subscription.close(0)
+
+    def _poll(self, timeout_s: float) -> int:
+        self._note_connections()
+        num_applied = self._catch_up() if self._must_verify else 0
+        for number in range(MAX_MESSAGES_A_POLL):
+            if not self._subscription.poll(0 if number or num_applied else round(timeout_s * 1000)):
+                break
+            num_applied += self._hear(self._subscription.recv_multipart())
+            if self._must_verify and self._replay.can_repeat:
+                break  # it has just been asked, and to ask takes long
+        return num_applied
 
     def _hear(self, frames: list[bytes]) -> int:
         """One live message; the number of batches that it led to."""

@@ -299,6 +299,37 @@ def test_poll_ends_though_the_engine_never_stops_repeating_itself(
     assert has_ended
 
 
+class DefectiveReplay:
+    """A Replay that has a bug for a while."""
+
+    can_repeat = True
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+        self.is_broken = False
+
+    def batches(self, first: int) -> tuple[list[NumberedBatch], bool]:
+        if self.is_broken:
+            raise ZeroDivisionError
+        return self._replay.batches(first)
+
+
+def test_mirror_that_a_bug_kept_from_following_does_not_say_that_it_has(
+    stack: ExitStack, engine: LoopbackEvents
+) -> None:
+    replay = DefectiveReplay(with_replay(engine))
+    follower = connected(stack, engine, replay)
+    assert follower.state is MirrorState.SYNCED
+    replay.is_broken = True
+    engine.lose(stored(1))
+    engine.say(stored(2, parent=1))
+    with pytest.raises(ZeroDivisionError):
+        until(follower, lambda: False)
+    assert follower.state is MirrorState.DEGRADED
+    replay.is_broken = False
+    until(follower, lambda: follower.matched_tokens(prefix(1, 2), '') == 4)
+
+
 class MuteReplay:
     """A Replay that never answers, and counts who asked."""
 
