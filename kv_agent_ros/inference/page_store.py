@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kv_agent_ros.errors import BadRequestError, ConfigError, StoreError
 from kv_agent_ros.kvcache.arithmetic import Lines
 from kv_agent_ros.kvcache.block import BlockLayout, block_key
-from kv_agent_ros.kvcache.codec import BlockCodec, BlockLines, Float16Codec, RawCodec, codec_named
+from kv_agent_ros.kvcache.codec import KEYS_8, BlockCodec, BlockLines, Float16Codec, RawCodec, codec_named
 from kv_agent_ros.kvcache.codec_policy import codec_for
 from kv_agent_ros.kvcache.storage.base import BlockRecord, ByteArray, PutResult, checksum
 from kv_agent_ros.kvcache.storage.guarded import GuardedStore
@@ -28,7 +28,6 @@ from kv_agent_ros.kvcache.storage.guarded import GuardedStore
 _log = logging.getLogger(__name__)
 
 BITS = (2, 4, 8, 16, 32)  # 16: float16, exact where the engine has that; 32: the engine's own bytes
-_HEAD_PAGES = 4
 _RUN_BYTES = 4 << 20  # of stored pages that are waited for together
 _SAMPLE_BYTES = 64 << 10
 _NUM_SAMPLES = 16
@@ -160,7 +159,7 @@ class PageStore:
     def warm_up(self, layout: BlockLayout) -> None:
         """Encode and decode pages of every kind, so that compiled loops are there before a request waits for them."""
         page = np.zeros(layout.num_bytes, np.uint8)
-        for index in (0, 1, _HEAD_PAGES):
+        for index in (0, 1):
             codec, stored = _encoded(_codec(layout, index), page, layout)
             codec.decode(stored, layout, page)
             if layout.shape[0] == 2:  # opaque_layout() has no lines
@@ -251,9 +250,13 @@ def model_revision(directory: Path) -> str:
 
 
 def _codec(layout: BlockLayout, index: int) -> BlockCodec:
-    """The first page has the tokens that all later ones look at: it keeps 16 bits at least, the next ones 8."""
-    at_least = 16 if index == 0 else 8 if index < _HEAD_PAGES else layout.bits
-    bits = max(layout.bits, at_least)
+    """With 4 bits, values have 4 and keys, which decide where a model looks, 8: its answers then hardly change.
+
+    The first page has the tokens that all later ones look at: it keeps 8 bits at least.
+    """
+    bits = max(layout.bits, 8) if index == 0 else layout.bits
+    if bits == 4:
+        return KEYS_8
     if bits == 16 and layout.dtype == 'float32':
         return Float16Codec()
     return codec_for(replace(layout, bits=bits))

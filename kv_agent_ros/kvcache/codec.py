@@ -159,6 +159,7 @@ def _plain(bits: int, axis: Axis, group: int) -> PlainQuantizer:
 
 
 PLAIN_8 = QuantizedCodec(name='plain-8', bits=8, keys=_plain(8, Axis.TOKENS, 64), values=_plain(8, Axis.CHANNELS, 64))
+KEYS_8 = QuantizedCodec(name='keys-8', bits=4, keys=_plain(8, Axis.CHANNELS, 64), values=_rotated(4, 8))
 MIXED_4 = QuantizedCodec(name='mixed-4', bits=4, keys=_plain(4, Axis.TOKENS, 32), values=_rotated(4, 8))
 ROTATED_4 = QuantizedCodec(name='rotated-4', bits=4, keys=_centred(4, 8), values=_rotated(4, 8))
 CHANNEL_4 = QuantizedCodec(
@@ -167,7 +168,16 @@ CHANNEL_4 = QuantizedCodec(
 ROTATED_2 = QuantizedCodec(name='rotated-2', bits=2, keys=_centred(2, 4), values=_rotated(2, 4))
 
 # All that ever wrote a block: an old name stays here, so that what an earlier configuration stored can be read.
-CODECS: tuple[BlockCodec, ...] = (RawCodec(), Float16Codec(), PLAIN_8, MIXED_4, CHANNEL_4, ROTATED_4, ROTATED_2)
+CODECS: tuple[BlockCodec, ...] = (
+    RawCodec(),
+    Float16Codec(),
+    PLAIN_8,
+    KEYS_8,
+    MIXED_4,
+    CHANNEL_4,
+    ROTATED_4,
+    ROTATED_2,
+)
 
 
 def codec_named(name: str) -> BlockCodec:

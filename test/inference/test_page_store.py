@@ -70,7 +70,7 @@ def fill(store: PageStore, number: int, name: str = 'a') -> None:
         assert store.put(place, page(index), LAYOUT)
 
 
-def test_pages_come_back_after_a_restart_in_an_eighth_of_their_bytes(tmp_path: Path) -> None:
+def test_pages_come_back_after_a_restart_in_a_fifth_of_their_bytes(tmp_path: Path) -> None:
     first = opened(tmp_path)
     fill(first, 9)
     first.close()
@@ -80,9 +80,9 @@ def test_pages_come_back_after_a_restart_in_an_eighth_of_their_bytes(tmp_path: P
     for index, place in enumerate(places):
         found = read(again, place)
         assert found is not None
-        assert relative_error(found, page(index)) < (1e-6 if index == 0 else 1e-4 if index < 4 else 0.02)
+        assert relative_error(found, page(index)) < (1e-4 if index == 0 else 0.02)
     stored = sorted(path.stat().st_size for path in (tmp_path / 'blocks').iterdir())
-    assert stored[0] < 0.16 * LAYOUT.num_bytes
+    assert stored[-2] < 0.25 * LAYOUT.num_bytes  # these pages are small: a file has some hundred bytes more
     assert (again.stats().num_read, again.stats().num_missed) == (9, 0)
 
 
@@ -315,7 +315,9 @@ def test_models_with_one_name_and_other_weights_have_other_revisions(tmp_path: P
         model_revision(tmp_path / 'config.json')
 
 
-@pytest.mark.parametrize('codec', ['raw', 'float16', 'plain-8', 'mixed-4', 'channel-4', 'rotated-4', 'rotated-2', 'x'])
+@pytest.mark.parametrize(
+    'codec', ['raw', 'float16', 'plain-8', 'keys-8', 'mixed-4', 'channel-4', 'rotated-4', 'rotated-2', 'x']
+)
 @pytest.mark.parametrize('num_bytes', [0, 1, 17])
 def test_stored_bytes_that_are_no_page_are_a_miss_and_make_room_for_one(codec: str, num_bytes: int) -> None:
     device = FakeStore(ROOM_BYTES)
