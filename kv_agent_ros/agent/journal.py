@@ -71,7 +71,8 @@ class Journal:
     def add_step(self, record: StepRecord) -> None:
         """Keep how a step went."""
         self.steps.append(record)
-        self._step(record.index, record.status, f'{record.step}: {record.evidence or record.message}'.rstrip(': '))
+        message = f'{record.step}: {record.evidence or record.message}'.rstrip(': ')
+        self._step(record.index, record.status, message, record)
 
     def result(self, status: Status, report: str, audit_head: str, now_s: float) -> TaskResult:
         """The final result, told as the last progress too."""
@@ -88,7 +89,7 @@ class Journal:
             report=report,
         )
 
-    def _step(self, index: int, status: StepStatus, message: str) -> None:
+    def _step(self, index: int, status: StepStatus, message: str, record: StepRecord | None = None) -> None:
         self._send(
             TaskProgress(
                 task_id=self.task.task_id,
@@ -97,6 +98,7 @@ class Journal:
                 step_index=index,
                 step_status=status,
                 num_steps=len(self.plans[-1].steps),
+                record=record,
             )
         )
 

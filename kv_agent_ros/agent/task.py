@@ -84,6 +84,7 @@ class TaskProgress:
     step_index: int = -1
     step_status: StepStatus = StepStatus.PENDING
     num_steps: int = 0
+    record: StepRecord | None = None  # of a step that has just ended
     turn: Turn | None = None
 
 

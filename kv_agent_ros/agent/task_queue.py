@@ -11,9 +11,11 @@ import threading
 import time
 
 from kv_agent_ros.agent.journal import ProgressListener
-from kv_agent_ros.agent.task import Task, TaskPhase, TaskProgress, TaskResult
+from kv_agent_ros.agent.task import StepRecord, Task, TaskPhase, TaskProgress, TaskResult
 from kv_agent_ros.deadline import Deadline
 from kv_agent_ros.errors import BadRequestError, Outcome, Status
+from kv_agent_ros.inference.base import Turn
+from kv_agent_ros.robot.plan import Plan
 
 WAIT_SLICE_S = 0.2  # how late a waiter notices that its own deadline was cancelled
 MAX_INSTRUCTION_CHARS = 2000
@@ -22,16 +24,30 @@ RunTask = Callable[[Task, Deadline, ProgressListener], TaskResult]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskEntry:
-    """One task in the book; accepted at `accepted_s` on the book's clock. `result` is final once the phase is DONE."""
+    """One task in the book; accepted at `accepted_s` on the book's clock. `plans`, `steps` and `turns` are those
+    so far; `result` is final once the phase is DONE."""
 
     task: Task
     progress: TaskProgress
     accepted_s: float
+    plans: tuple[Plan, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    turns: tuple[Turn, ...] = ()
     result: TaskResult | None = None
 
     @property
     def is_done(self) -> bool:
         return self.result is not None
+
+    def told(self, progress: TaskProgress) -> 'TaskEntry':
+        """The entry after this progress."""
+        return replace(
+            self,
+            progress=progress,
+            plans=self.plans if progress.plan is None else (*self.plans, progress.plan),
+            steps=self.steps if progress.record is None else (*self.steps, progress.record),
+            turns=self.turns if progress.turn is None else (*self.turns, progress.turn),
+        )
 
 
 class TaskBook:
@@ -151,8 +167,7 @@ class TaskBook:
 
     def _note(self, progress: TaskProgress) -> None:
         with self._changed:
-            entry = self._entries[progress.task_id]
-            self._entries[progress.task_id] = replace(entry, progress=progress)
+            self._entries[progress.task_id] = self._entries[progress.task_id].told(progress)
             self._changed.notify_all()
 
     def _close(self, task_id: str, result: TaskResult) -> None:

@@ -18,7 +18,7 @@ from kv_agent_ros.inspector.metrics import Metric
 from kv_agent_ros.msg import TaskStatus
 from kv_agent_ros.nodes.listeners import isolated
 from kv_agent_ros.robot.plan import Plan
-from kv_agent_ros.ros.conversions.task import fill_feedback, fill_task_result
+from kv_agent_ros.ros.conversions.task import fill_course, fill_feedback, fill_task_result
 from kv_agent_ros.ros.conversions.values import result_to_msg
 from kv_agent_ros.ros.goals import cancel_with
 from kv_agent_ros.srv import CancelTask, GetTask, ListTasks, SubmitTask
@@ -107,7 +107,9 @@ class TaskService:
         if entry is None:
             return Status(outcome=Outcome.BAD_REQUEST, message=f'no task {request.task_id!r}; list_tasks has them')
         response.status = self._summary(entry)
-        if entry.result is not None:
+        if entry.result is None:
+            fill_course(entry, response.status)
+        else:
             fill_task_result(entry.result, response.status)
         return Status()
 

@@ -4,11 +4,14 @@ import threading
 
 import pytest
 
-from kv_agent_ros.agent.journal import ProgressListener
-from kv_agent_ros.agent.task import Task, TaskPhase, TaskProgress, TaskResult
+from kv_agent_ros.agent.journal import Journal, ProgressListener
+from kv_agent_ros.agent.task import StepRecord, StepStatus, Task, TaskPhase, TaskProgress, TaskResult
 from kv_agent_ros.agent.task_queue import TaskBook
 from kv_agent_ros.deadline import Deadline
-from kv_agent_ros.errors import Outcome
+from kv_agent_ros.errors import Outcome, Status
+from kv_agent_ros.inference.base import Turn, Usage
+from kv_agent_ros.robot.base import Step
+from kv_agent_ros.robot.plan import Plan
 
 
 def task(task_id: str, robot_id: str = 'robot1', timeout_s: float = 10.0) -> Task:
@@ -63,6 +66,29 @@ def test_a_running_task_is_told_to_stop_and_ends_with_its_own_result() -> None:
     entry = book.wait_done('a', Deadline(5.0))
     worker.join(5.0)
     assert entry is not None and entry.result is not None and entry.result.message == 'stands still'
+
+
+def test_a_running_task_shows_its_plans_steps_and_turns_so_far() -> None:
+    book = TaskBook()
+    book.submit(task('a'))
+    plan = Plan(steps=(Step(skill='dock'),))
+    record = StepRecord(index=0, step=Step(skill='dock'), status=StepStatus.SUCCEEDED, outcome=Outcome.SUCCESS)
+    turn = Turn(purpose='plan', usage=Usage(), engine='local', outcome=Outcome.SUCCESS)
+    seen: list[tuple[object, ...]] = []
+
+    def look(task: Task, deadline: Deadline, on_progress: ProgressListener) -> TaskResult:
+        journal = Journal(task, on_progress, 0.0)
+        journal.add_turns([turn])
+        journal.add_plan(plan, 'allowed')
+        journal.begin_step(0)
+        journal.add_step(record)
+        entry = book.get('a')
+        assert entry is not None
+        seen.append((entry.plans, entry.steps, entry.turns))
+        return journal.result(Status(), '', '', 0.0)
+
+    assert book.work('robot1', look, Deadline(1.0))
+    assert seen == [((plan,), (record,), (turn,))]
 
 
 def test_two_robots_run_at_the_same_time() -> None:

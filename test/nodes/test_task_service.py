@@ -16,7 +16,7 @@ from kv_agent_ros.inference.unavailable import UnavailableBackend
 from kv_agent_ros.nodes.agent_services import TaskService
 from kv_agent_ros.nodes.listeners import isolated
 from kv_agent_ros.robot.plan import Plan
-from kv_agent_ros.srv import ListTasks
+from kv_agent_ros.srv import GetTask, ListTasks
 from kv_agent_ros.world.fake import example_cup
 
 POLICY = Path(__file__).parents[2] / 'config' / 'policies' / 'default.yaml'
@@ -73,6 +73,19 @@ def test_the_list_says_how_long_ago_an_open_task_was_accepted(tmp_path: Path) ->
     response = ListTasks.Response()
     desk.service.list_tasks(ListTasks.Request(), response)
     assert [task.duration_s for task in response.tasks] == [7.0]
+
+
+def test_get_task_shows_the_plan_of_a_task_that_still_runs(tmp_path: Path) -> None:
+    shown: list[int] = []
+
+    def look(plan: Plan) -> None:
+        response = GetTask.Response()
+        assert desk.service.get(GetTask.Request(task_id='t1'), response).is_success
+        shown.append(len(response.status.plans))
+
+    desk = Desk(tmp_path, look)
+    desk.done(TaskMode.DO)
+    assert shown == [1]
 
 
 def test_a_listener_that_fails_is_told_of_once() -> None:

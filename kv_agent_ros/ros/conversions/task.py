@@ -3,6 +3,7 @@
 from typing import Any
 
 from kv_agent_ros.agent.task import StepRecord, StepStatus, TaskProgress, TaskResult
+from kv_agent_ros.agent.task_queue import TaskEntry
 from kv_agent_ros.msg import StepReport
 from kv_agent_ros.ros.conversions.inference import turn_to_msg
 from kv_agent_ros.ros.conversions.plan import plan_to_msg, step_to_msg
@@ -35,12 +36,17 @@ def fill_task_result(result: TaskResult, message: Any) -> None:
     """TaskResult → an ExecuteTask result or a TaskStatus (they share these fields)."""
     message.result = result_to_msg(result.outcome, result.message)
     message.task_id = result.task_id
-    message.plans = [plan_to_msg(plan) for plan in result.plans]
-    message.steps = [step_record_to_msg(record) for record in result.steps]
-    message.turns = [turn_to_msg(turn) for turn in result.turns]
+    fill_course(result, message)
     message.duration_s = result.duration_s
     message.audit_head = result.audit_head
     message.report = result.report
+
+
+def fill_course(course: TaskEntry | TaskResult, message: Any) -> None:
+    """Plans, steps and turns, of a task that runs or has ended → the same message."""
+    message.plans = [plan_to_msg(plan) for plan in course.plans]
+    message.steps = [step_record_to_msg(record) for record in course.steps]
+    message.turns = [turn_to_msg(turn) for turn in course.turns]
 
 
 def fill_feedback(progress: TaskProgress, message: Any) -> None:
