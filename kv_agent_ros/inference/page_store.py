@@ -252,9 +252,9 @@ def model_revision(directory: Path) -> str:
 def _codec(layout: BlockLayout, index: int) -> BlockCodec:
     """With 4 bits, values have 4 and keys, which decide where a model looks, 8: its answers then hardly change.
 
-    The first page has the tokens that all later ones look at: it keeps 8 bits at least.
+    With 2, the first page, which has the tokens that all later ones look at, is written like that, too.
     """
-    bits = max(layout.bits, 8) if index == 0 else layout.bits
+    bits = max(layout.bits, 4) if index == 0 else layout.bits
     if bits == 4:
         return KEYS_8
     if bits == 16 and layout.dtype == 'float32':

@@ -342,5 +342,5 @@ def test_mirror_is_degraded_while_the_server_is_away_and_then_mirrors_its_next_l
 def test_pages_of_our_store_take_little_of_their_room_in_the_server(restart: Restart, server: SglangProcess) -> None:
     page_bytes = PAGE_TOKENS * TOKEN_BYTES
     shares = [path.stat().st_blocks * 512 / page_bytes for path in (server.l3_dir / 'blocks').iterdir()]
-    assert statistics.median(shares) <= 0.20
-    assert statistics.mean(shares) <= 0.21  # the first page of a prompt keeps more bits
+    assert max(shares) <= 0.205  # a file ends at a full block of the file system
+    assert statistics.mean(shares) <= 0.20
