@@ -88,9 +88,12 @@ class MirrorThread:
 
     def _note(self, state: MirrorState) -> None:
         if state is not self._state:
-            tell = self._logger.warning if state is MirrorState.DEGRADED else self._logger.info
-            tell(f"the mirror of the server's cache is {state.value}")
             self._state = state
+            said = f"the mirror of the server's cache is {state.value}"
+            if state is MirrorState.DEGRADED:  # a line of its own: rclpy refuses another severity from the same one
+                self._logger.warning(said)
+            else:
+                self._logger.info(said)
 
 
 def serve_engine(core: CacheCore, endpoints: Endpoints) -> EngineLink:

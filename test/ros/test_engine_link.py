@@ -169,6 +169,24 @@ def test_gap_degrades_the_mirror_until_it_is_filled(graph: Graph) -> None:
     assert graph.findings() == []
 
 
+def test_every_change_of_the_mirror_is_logged(graph: Graph, capfd: pytest.CaptureFixture[str]) -> None:
+    logged: list[str] = []
+
+    def is_logged(text: str) -> bool:
+        logged.append(capfd.readouterr().err)
+        return text in ''.join(logged)
+
+    graph.events.say(stored(1))
+    until(lambda: mirrored(graph.cache.stats()) == (1, False), 'synced')
+    graph.events.answers = False
+    graph.events.lose(stored(2, parent=1))
+    graph.events.say(stored(3, parent=2))
+    until(lambda: is_logged('cache is degraded'), 'degraded')
+    logged.clear()
+    graph.events.answers = True
+    until(lambda: is_logged('cache is synced'), 'synced again')
+
+
 def test_server_that_began_anew_is_mirrored_anew(graph: Graph) -> None:
     graph.events.say(stored(1, 2))
     until(lambda: mirrored(graph.cache.stats()) == (2, False), 'two blocks')
