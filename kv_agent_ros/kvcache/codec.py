@@ -159,7 +159,7 @@ def _plain(bits: int, axis: Axis, group: int) -> PlainQuantizer:
 
 
 PLAIN_8 = QuantizedCodec(name='plain-8', bits=8, keys=_plain(8, Axis.TOKENS, 64), values=_plain(8, Axis.CHANNELS, 64))
-KEYS_8 = QuantizedCodec(name='keys-8', bits=4, keys=_plain(8, Axis.CHANNELS, 64), values=_rotated(4, 8))
+KEYS_8 = QuantizedCodec(name='keys-8', bits=4, keys=_plain(8, Axis.CHANNELS, 64), values=_rotated(4, 4))
 MIXED_4 = QuantizedCodec(name='mixed-4', bits=4, keys=_plain(4, Axis.TOKENS, 32), values=_rotated(4, 8))
 ROTATED_4 = QuantizedCodec(name='rotated-4', bits=4, keys=_centred(4, 8), values=_rotated(4, 8))
 CHANNEL_4 = QuantizedCodec(
