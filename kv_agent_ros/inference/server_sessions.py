@@ -65,6 +65,7 @@ class ServerSessions:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._warming: dict[SessionKey, Deadline] = {}
+        self._turns: dict[object, SessionKey] = {}  # under way, without those whose session was closed meanwhile
         self._tell: UsageListener = tell_nobody
 
     def listen(self, tell: UsageListener) -> None:
@@ -74,11 +75,19 @@ class ServerSessions:
     def generate(
         self, request: GenerationRequest, deadline: Deadline, on_text: TokenListener = ignore_tokens
     ) -> Generation:
-        """See InferenceBackend."""
-        generation = self._backend.generate(request, deadline, on_text)
-        if generation.outcome is Outcome.SUCCESS:
-            self._tell(self._enter(request, generation))
-        return generation
+        """See InferenceBackend. A turn that ends after its session was closed brings nothing of it back."""
+        turn = object()
+        with self._lock:
+            self._turns[turn] = request.session
+        try:
+            generation = self._backend.generate(request, deadline, on_text)
+            if generation.outcome is Outcome.SUCCESS:
+                for usage in self._enter(turn, request, generation):
+                    self._tell(usage)
+            return generation
+        finally:
+            with self._lock:
+                self._turns.pop(turn, None)
 
     def warm(self, session: SessionKey, deadline: Deadline) -> Prefetched:
         """Bring a session's prompt to where its next turn starts; says how many of its blocks are there then.
@@ -112,6 +121,7 @@ class ServerSessions:
         """
         with self._lock:
             known = self._sessions.pop(session, None)
+            self._turns = {turn: of for turn, of in self._turns.items() if of != session}
             if session in self._warming:
                 self._warming[session].cancel()
         self._close_session(session, deadline)
@@ -128,10 +138,12 @@ class ServerSessions:
                 deadline.cancel()
         self._backend.close()
 
-    def _enter(self, request: GenerationRequest, generation: Generation) -> SessionUsage:
+    def _enter(self, turn: object, request: GenerationRequest, generation: Generation) -> tuple[SessionUsage, ...]:
         said = Message(role=Role.ASSISTANT, content=generation.text, token_ids=generation.token_ids)
         counted = generation.usage
         with self._lock:
+            if turn not in self._turns:
+                return ()
             known = self._sessions.pop(request.session, None)
             usage = SessionUsage(
                 session=request.session,
@@ -145,7 +157,7 @@ class ServerSessions:
             )
             while len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        return usage
+        return (usage,)
 
     def _refresh(self, session: SessionKey) -> None:
         with self._lock:

@@ -85,6 +85,24 @@ def test_a_closed_session_is_closed_in_the_server_and_not_warmed_again(server: S
     assert server.sessions.warm(ROBOT, Deadline(ANSWER_S)) == Prefetched(num_blocks=0, is_complete=True)
 
 
+def test_a_turn_that_ends_after_its_session_was_closed_does_not_bring_it_back(server: Server) -> None:
+    server.may_answer.clear()
+    with ThreadPoolExecutor(1) as pool:
+        turn = pool.submit(server.say, 'is the cup full')
+        deadline = Deadline(ANSWER_S)
+        while not server.backend.requests:
+            assert not deadline.wait(0.005)
+        server.sessions.forget(ROBOT, Deadline(ANSWER_S))
+        server.may_answer.set()
+        turn.result(ANSWER_S)
+    assert server.told == []
+    server.now_s += FRESH_S
+    server.sessions.warm(ROBOT, Deadline(ANSWER_S))
+    assert len(server.backend.requests) == 1
+    server.say('is it full now')
+    assert len(server.told) == 1
+
+
 def test_a_warm_up_at_work_ends_when_its_session_is_closed(server: Server) -> None:
     server.say('is the cup full')
     server.now_s += FRESH_S
